@@ -1,0 +1,32 @@
+# Two commands for people: make demo, make check. CMake, Ninja and CTest do the work; the presets are
+# release, debug, clang, asan, tsan and fuzz (CMakePresets.json).
+PRESET ?= release
+PROMPT ?= Once upon a time there was a little girl who
+JOBS   ?= $(shell nproc)
+BUILD  := build/$(PRESET)
+
+.PHONY: all demo check deps build fuzz clean
+all: build
+
+demo: build
+	$(BUILD)/nybble run -p "$(PROMPT)"
+
+check: build
+	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+deps:
+	@scripts/install-deps.sh build
+
+build: deps
+	@cmake --preset $(PRESET) > /dev/null
+	@cmake --build $(BUILD) -j $(JOBS)
+
+# Five minutes a target: make fuzz; SECONDS=30 make fuzz for a short turn.
+fuzz:
+	@scripts/install-deps.sh ci
+	@cmake --preset fuzz > /dev/null
+	@cmake --build build/fuzz -j $(JOBS)
+	@scripts/fuzz.sh build/fuzz $(or $(SECONDS),300)
+
+clean:
+	rm -rf build

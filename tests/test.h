@@ -1,0 +1,29 @@
+/* What every test includes: cmocka with its required headers, and a seeded random source. */
+#ifndef NYB_TEST_H
+#define NYB_TEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* splitmix64 */
+static inline uint64_t test_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+/* uniform in [-1, 1) */
+static inline float test_random_float(uint64_t *state)
+{
+    return (float)((double)(test_random(state) >> 11) * 0x1p-52 - 1.0);
+}
+
+#endif

@@ -1,0 +1,16 @@
+#ifndef NYB_BASE_FILE_H
+#define NYB_BASE_FILE_H
+
+#include "base/err.h"
+
+/* The whole file into fresh memory, NUL-terminated; caller frees. max bounds it. */
+enum nyb_code file_read_all(const char *path, size_t max, char **data, size_t *len,
+                            struct nyb_err *err) NYB_MUST_CHECK;
+/* Exactly len bytes at offset; a short file is an error that names both sizes. Retries EINTR. */
+enum nyb_code file_read_at(int fd, const char *path, uint64_t offset, void *dst, size_t len,
+                           struct nyb_err *err) NYB_MUST_CHECK;
+bool file_exists(const char *path);
+bool file_is_dir(const char *path);
+char *path_join(const char *dir, const char *name); /* caller frees */
+
+#endif

@@ -1,0 +1,26 @@
+/* A pinned fork-join thread pool. The calling thread is worker 0.
+ *
+ * pool_run hands the items 0..n_item-1 out by ticket, so a slow or descheduled
+ * worker delays only the item in its hands. Which worker runs an item is not
+ * fixed: callers must make each item's result independent of the worker, and
+ * give items their own output. Workers spin for a short while between runs, then
+ * sleep on a futex. One pool_run at a time; not reentrant. */
+#ifndef NYB_BASE_POOL_H
+#define NYB_BASE_POOL_H
+
+#include "base/err.h"
+
+struct pool;
+typedef void pool_fn(void *arg, int item, int worker);
+
+/* n_thread <= 0: one for each core this process may use. */
+enum nyb_code pool_open(struct pool **out, int n_thread, struct nyb_err *err) NYB_MUST_CHECK;
+void pool_close(struct pool *p);
+int pool_size(const struct pool *p);
+void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg);
+
+/* Split 0..n-1 into pieces of at least `grain` and run fn over [begin, end). */
+typedef void pool_range_fn(void *arg, int begin, int end, int worker);
+void pool_range(struct pool *p, int n, int grain, pool_range_fn *fn, void *arg);
+
+#endif

@@ -1,0 +1,229 @@
+#include "checkpoint/checkpoint.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/arena.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "checkpoint/index.h"
+#include "checkpoint/safetensors.h"
+
+#define UNUSED_SHOWN 4 /* names in the line about unused tensors */
+
+static int by_name(const void *a, const void *b)
+{
+    const struct ckpt_tensor *x = a, *y = b;
+    int order = strcmp(x->name, y->name);
+    return order ? order : (x->file > y->file) - (x->file < y->file);
+}
+
+/* O_NONBLOCK: opening a pipe must not wait for its other end; regular files ignore it. */
+static enum nyb_code open_file(struct ckpt_file *f, struct nyb_err *err)
+{
+    struct stat st;
+    f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (f->fd < 0)
+        return err_at(err, errno == ENOENT ? NYB_E_NOT_FOUND : NYB_E_IO, f->path, -1, "cannot open: %s",
+                      strerror(errno));
+    if (fstat(f->fd, &st) < 0)
+        return err_at(err, NYB_E_IO, f->path, -1, "cannot stat: %s", strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return err_at(err, NYB_E_FORMAT, f->path, -1, "is not a regular file");
+    f->size = (uint64_t)st.st_size;
+    return NYB_OK;
+}
+
+/* Append the tensors of file number `file`. Their names move into the arena. */
+static enum nyb_code add_tensors(struct ckpt *c, int file, struct nyb_err *err)
+{
+    struct ckpt_file *f = &c->file[file];
+    struct safetensors st;
+
+    TRY(open_file(f, err));
+    TRY(safetensors_read(&st, f->fd, f->path, f->size, err));
+    if (st.n_tensor > INT_MAX - c->n_tensor) {
+        safetensors_free(&st);
+        return err_at(err, NYB_E_FORMAT, f->path, -1, "the checkpoint has too many tensors");
+    }
+
+    size_t n = (size_t)c->n_tensor + (size_t)st.n_tensor;
+    c->tensor = mem_grow(c->tensor, n + 1, sizeof *c->tensor);
+    for (int i = 0; i < st.n_tensor; i++) {
+        struct ckpt_tensor *t = &c->tensor[c->n_tensor++];
+        *t = st.tensor[i];
+        t->file = file;
+        t->name = arena_strdup(c->arena, t->name);
+        c->tensor_bytes += t->bytes;
+    }
+    safetensors_free(&st);
+    return NYB_OK;
+}
+
+static enum nyb_code check_duplicates(const struct ckpt *c, struct nyb_err *err)
+{
+    for (int i = 1; i < c->n_tensor; i++) {
+        const struct ckpt_tensor *a = &c->tensor[i - 1], *b = &c->tensor[i];
+        if (!strcmp(a->name, b->name))
+            return err_at(err, NYB_E_FORMAT, b->name, -1, "this tensor is in two files: %s and %s",
+                          c->file[a->file].path, c->file[b->file].path);
+    }
+    return NYB_OK;
+}
+
+/* Every tensor that the index names must be in the file where it says. */
+static enum nyb_code check_weight_map(const struct ckpt *c, const json_t *map, struct nyb_err *err)
+{
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)map, key, value)
+    {
+        const char *shard = json_string_value(value);
+        const struct ckpt_tensor *t = ckpt_find(c, key);
+        if (!t)
+            return err_at(err, NYB_E_FORMAT, key, -1,
+                          "%s places this tensor in '%s', but no file of %s has it", INDEX_FILE_NAME, shard,
+                          c->folder);
+        const char *path = c->file[t->file].path;
+        if (strcmp(strrchr(path, '/') + 1, shard))
+            return err_at(err, NYB_E_FORMAT, key, -1, "%s places this tensor in '%s', but it is in %s",
+                          INDEX_FILE_NAME, shard, path);
+    }
+    return NYB_OK;
+}
+
+static enum nyb_code open_all(struct ckpt *c, const struct index_set *set, struct nyb_err *err)
+{
+    c->file = mem_alloc((size_t)set->n_file, sizeof *c->file);
+    for (int i = 0; i < set->n_file; i++) {
+        c->file[i] = (struct ckpt_file){.path = path_join(c->folder, set->file[i]), .fd = -1};
+        c->n_file++;
+        TRY(add_tensors(c, i, err));
+    }
+    if (c->n_tensor == 0)
+        return err_at(err, NYB_E_FORMAT, c->file[0].path, -1, "holds no tensors");
+    qsort(c->tensor, (size_t)c->n_tensor, sizeof *c->tensor, by_name);
+    TRY(check_duplicates(c, err));
+    return set->weight_map ? check_weight_map(c, set->weight_map, err) : NYB_OK;
+}
+
+enum nyb_code ckpt_open(struct ckpt **out, const char *folder, struct nyb_err *err)
+{
+    struct index_set set;
+
+    *out = NULL;
+    TRY(index_read(&set, folder, err));
+    struct ckpt *c = mem_alloc(1, sizeof *c);
+    c->folder = mem_strdup(folder);
+    c->arena = mem_alloc(1, sizeof(struct arena));
+    arena_init(c->arena, 256 << 10);
+    enum nyb_code code = open_all(c, &set, err);
+    index_free(&set);
+#ifdef __GLIBC__
+    malloc_trim(0); /* the JSON of a large header leaves 100 MB behind, which the weights will need */
+#endif
+    if (code != NYB_OK) {
+        ckpt_close(c);
+        return code;
+    }
+    *out = c;
+    return NYB_OK;
+}
+
+void ckpt_close(struct ckpt *c)
+{
+    if (!c)
+        return;
+    for (int i = 0; i < c->n_file; i++) {
+        if (c->file[i].fd >= 0)
+            close(c->file[i].fd);
+        free(c->file[i].path);
+    }
+    free(c->file);
+    free(c->tensor);
+    free(c->folder);
+    arena_free(c->arena);
+    free(c->arena);
+    free(c);
+}
+
+static struct ckpt_tensor *find(const struct ckpt *c, const char *name)
+{
+    int low = 0, high = c->n_tensor;
+    while (low < high) {
+        int mid = low + (high - low) / 2;
+        int order = strcmp(name, c->tensor[mid].name);
+        if (order == 0)
+            return &c->tensor[mid];
+        if (order < 0)
+            high = mid;
+        else
+            low = mid + 1;
+    }
+    return NULL;
+}
+
+const struct ckpt_tensor *ckpt_find(const struct ckpt *c, const char *name)
+{
+    return find(c, name);
+}
+
+const struct ckpt_tensor *ckpt_take(struct ckpt *c, const char *name)
+{
+    struct ckpt_tensor *t = find(c, name);
+    if (t)
+        atomic_store_explicit(&t->used, 1, memory_order_relaxed);
+    return t;
+}
+
+enum nyb_code ckpt_read(const struct ckpt *c, const struct ckpt_tensor *t, uint64_t offset, void *dst,
+                        size_t len, struct nyb_err *err)
+{
+    ASSERT(offset <= t->bytes && len <= t->bytes - offset);
+    const struct ckpt_file *f = &c->file[t->file];
+    return file_read_at(f->fd, f->path, t->offset + offset, dst, len, err);
+}
+
+enum nyb_code ckpt_read_scalar(const struct ckpt *c, const struct ckpt_tensor *t, float *out,
+                               struct nyb_err *err)
+{
+    uint8_t raw[8];
+
+    if (t->n_dim > 1 || (t->n_dim == 1 && t->dim[0] != 1))
+        return err_at(err, NYB_E_FORMAT, t->name, -1,
+                      "in %s: has %d dimensions and %llu bytes, expected one number of shape [] or [1]",
+                      c->file[t->file].path, t->n_dim, (unsigned long long)t->bytes);
+    if (!dtype_is_float(t->dtype))
+        return err_at(err, NYB_E_FORMAT, t->name, -1, "in %s: has dtype %s, expected F32, F16, BF16 or F64",
+                      c->file[t->file].path, dtype_name(t->dtype));
+    TRY(ckpt_read(c, t, 0, raw, (size_t)t->bytes, err));
+    *out = dtype_to_float(t->dtype, raw);
+    return NYB_OK;
+}
+
+void ckpt_log_unused(const struct ckpt *c)
+{
+    struct buf names = {0};
+    int n = 0;
+
+    for (int i = 0; i < c->n_tensor; i++) {
+        if (atomic_load_explicit(&c->tensor[i].used, memory_order_relaxed))
+            continue;
+        if (n++ < UNUSED_SHOWN)
+            buf_printf(&names, "%s%.160s", n > 1 ? ", " : "", c->tensor[i].name);
+    }
+    if (n > 0)
+        log_info("%d of %d tensors are not used by this model: %s%s", n, c->n_tensor, names.data,
+                 n > UNUSED_SHOWN ? ", ..." : "");
+    buf_free(&names);
+}

@@ -1,0 +1,189 @@
+#include "checkpoint/index.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+
+#define SINGLE_FILE_NAME "model.safetensors"
+#define SUFFIX           ".safetensors"
+#define INDEX_MAX_FILE   65536
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static void add_file(struct index_set *set, const char *name)
+{
+    if ((set->n_file & (set->n_file - 1)) == 0) /* full at powers of two */
+        set->file = mem_grow(set->file, set->n_file ? 2 * (size_t)set->n_file : 1, sizeof *set->file);
+    set->file[set->n_file++] = mem_strdup(name);
+}
+
+/* Sort, and drop repeated names. */
+static void sort_files(struct index_set *set)
+{
+    int n = 0;
+    if (set->n_file == 0)
+        return;
+    qsort(set->file, (size_t)set->n_file, sizeof *set->file, by_text);
+    for (int i = 0; i < set->n_file; i++) {
+        if (n > 0 && !strcmp(set->file[i], set->file[n - 1]))
+            free(set->file[i]);
+        else
+            set->file[n++] = set->file[i];
+    }
+    set->n_file = n;
+}
+
+static bool starts_with(const char *s, const char *prefix)
+{
+    return strncmp(s, prefix, strlen(prefix)) == 0;
+}
+
+static bool ends_with(const char *s, const char *suffix)
+{
+    size_t n = strlen(s), m = strlen(suffix);
+    return n >= m && strcmp(s + n - m, suffix) == 0;
+}
+
+/* A shard lies in the folder itself: no name may lead out of it. */
+static bool name_is_plain(const json_t *value)
+{
+    const char *name = json_string_value(value);
+    return name && strlen(name) == json_string_length(value) && name[0] && name[0] != '.' &&
+           !strchr(name, '/') && !strchr(name, '\\') && strlen(name) < 256;
+}
+
+static enum nyb_code read_weight_map(struct index_set *set, const char *path, struct nyb_err *err)
+{
+    json_t *root, *value;
+    const char *key, *last = "";
+
+    TRY(json_read_file(&root, path, err));
+    set->weight_map = json_incref(json_object_get(root, "weight_map"));
+    json_decref(root);
+    if (!json_is_object(set->weight_map))
+        return err_at(err, NYB_E_FORMAT, path, -1,
+                      "has no weight_map, expected an object from tensor to file");
+
+    json_object_foreach(set->weight_map, key, value)
+    {
+        if (!name_is_plain(value))
+            return err_at(
+                err, NYB_E_FORMAT, path, -1,
+                "weight_map places tensor '%.200s' in '%.200s', expected a file name without a path", key,
+                json_is_string(value) ? json_string_value(value) : "(not a string)");
+        if (strcmp(json_string_value(value), last)) { /* neighbours mostly share a shard */
+            last = json_string_value(value);
+            add_file(set, last);
+        }
+        if (set->n_file >= INDEX_MAX_FILE)
+            sort_files(set);
+        if (set->n_file >= INDEX_MAX_FILE)
+            return err_at(err, NYB_E_FORMAT, path, -1, "weight_map names more than %d files", INDEX_MAX_FILE);
+    }
+    if (set->n_file == 0)
+        return err_at(err, NYB_E_FORMAT, path, -1, "weight_map is empty");
+    sort_files(set);
+    return NYB_OK;
+}
+
+/* All shards that are missing belong in one message. */
+static enum nyb_code check_shards(const struct index_set *set, const char *folder, struct nyb_err *err)
+{
+    const char *first = NULL;
+    int missing = 0;
+
+    for (int i = 0; i < set->n_file; i++) {
+        char *path = path_join(folder, set->file[i]);
+        if (!file_exists(path)) {
+            first = first ? first : set->file[i];
+            missing++;
+        }
+        free(path);
+    }
+    if (missing == 0)
+        return NYB_OK;
+    return err_at(err, NYB_E_NOT_FOUND, folder, -1, "%s names %d files of which %d %s missing, first '%s'",
+                  INDEX_FILE_NAME, set->n_file, missing, missing == 1 ? "is" : "are", first);
+}
+
+static enum nyb_code list_folder(struct index_set *set, const char *folder, struct nyb_err *err)
+{
+    bool has_model = false, has_other = false;
+    const struct dirent *entry;
+    DIR *dir = opendir(folder);
+
+    if (!dir)
+        return err_at(err, errno == ENOENT ? NYB_E_NOT_FOUND : NYB_E_IO, folder, -1,
+                      "cannot open the folder: %s", strerror(errno));
+    while ((entry = readdir(dir)) != NULL && set->n_file < INDEX_MAX_FILE) {
+        const char *name = entry->d_name;
+        if (name[0] == '.' || !ends_with(name, SUFFIX) || !strcmp(name, "golden" SUFFIX))
+            continue;
+        add_file(set, name);
+        has_model |= starts_with(name, "model-");
+        has_other |= starts_with(name, "consolidated");
+    }
+    closedir(dir);
+    if (has_model && has_other) {
+        int n = 0;
+        for (int i = 0; i < set->n_file; i++) {
+            if (starts_with(set->file[i], "consolidated"))
+                free(set->file[i]);
+            else
+                set->file[n++] = set->file[i];
+        }
+        set->n_file = n;
+    }
+    sort_files(set);
+    if (set->n_file == 0)
+        return err_at(err, NYB_E_NOT_FOUND, folder, -1, "holds no model: neither %s nor any *" SUFFIX " file",
+                      INDEX_FILE_NAME);
+    return NYB_OK;
+}
+
+static enum nyb_code choose_files(struct index_set *set, const char *folder, struct nyb_err *err)
+{
+    char *path = path_join(folder, INDEX_FILE_NAME);
+    enum nyb_code code = NYB_OK;
+
+    if (file_exists(path)) {
+        code = read_weight_map(set, path, err);
+        if (code == NYB_OK)
+            code = check_shards(set, folder, err);
+        free(path);
+        return code;
+    }
+    free(path);
+    path = path_join(folder, SINGLE_FILE_NAME);
+    if (file_exists(path))
+        add_file(set, SINGLE_FILE_NAME);
+    else
+        code = list_folder(set, folder, err);
+    free(path);
+    return code;
+}
+
+enum nyb_code index_read(struct index_set *set, const char *folder, struct nyb_err *err)
+{
+    *set = (struct index_set){0};
+    enum nyb_code code = choose_files(set, folder, err);
+    if (code != NYB_OK)
+        index_free(set);
+    return code;
+}
+
+void index_free(struct index_set *set)
+{
+    for (int i = 0; i < set->n_file; i++)
+        free(set->file[i]);
+    free(set->file);
+    json_decref(set->weight_map);
+    *set = (struct index_set){0};
+}

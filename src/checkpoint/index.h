@@ -1,0 +1,21 @@
+/* Which files of a folder make up the checkpoint. */
+#ifndef NYB_CHECKPOINT_INDEX_H
+#define NYB_CHECKPOINT_INDEX_H
+
+#include "base/json.h"
+
+#define INDEX_FILE_NAME "model.safetensors.index.json"
+
+struct index_set {
+    char **file; /* names within the folder, sorted, each once */
+    int n_file;
+    json_t *weight_map; /* tensor -> file name; NULL without an index */
+};
+
+/* With an index, the shards that it names. Without one, model.safetensors; without that, every *.safetensors
+ * in the folder except hidden files, golden.safetensors (reference outputs of a test) and, beside
+ * model-*.safetensors, the consolidated* copies that some publishers add. */
+enum nyb_code index_read(struct index_set *set, const char *folder, struct nyb_err *err) NYB_MUST_CHECK;
+void index_free(struct index_set *set);
+
+#endif

@@ -1,0 +1,225 @@
+#include "checkpoint/safetensors.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+
+/* What a failing check needs to say where it failed. */
+struct parse {
+    const char *path;
+    uint64_t data_start; /* in the file */
+    uint64_t data_bytes;
+    struct nyb_err *err;
+};
+
+#define FAIL(p, ...) err_at((p)->err, NYB_E_FORMAT, (p)->path, -1, __VA_ARGS__)
+
+static enum nyb_code parse_shape(const struct parse *p, struct ckpt_tensor *t, const json_t *shape)
+{
+    if (!json_is_array(shape))
+        return FAIL(p, "tensor '%s' has no shape, expected a list of integers", t->name);
+    if (json_array_size(shape) > CKPT_MAX_DIM)
+        return FAIL(p, "tensor '%s' has %zu dimensions, expected at most %d", t->name, json_array_size(shape),
+                    CKPT_MAX_DIM);
+
+    uint64_t bytes = dtype_size(t->dtype);
+    t->n_dim = (int)json_array_size(shape);
+    for (int i = 0; i < t->n_dim; i++) {
+        const json_t *dim = json_array_get(shape, (size_t)i);
+        if (!json_is_integer(dim) || json_integer_value(dim) < 0)
+            return FAIL(p, "tensor '%s': dimension %d is not a non-negative integer", t->name, i);
+        t->dim[i] = json_integer_value(dim);
+        if (__builtin_mul_overflow(bytes, (uint64_t)t->dim[i], &bytes))
+            return FAIL(p, "tensor '%s': its shape has more elements than 64 bits can count", t->name);
+    }
+    t->bytes = bytes;
+    return NYB_OK;
+}
+
+static enum nyb_code parse_offsets(const struct parse *p, struct ckpt_tensor *t, const json_t *offsets)
+{
+    uint64_t at[2];
+
+    if (!json_is_array(offsets) || json_array_size(offsets) != 2)
+        return FAIL(p, "tensor '%s' has no data_offsets, expected [begin, end]", t->name);
+    for (int i = 0; i < 2; i++) {
+        const json_t *v = json_array_get(offsets, (size_t)i);
+        if (!json_is_integer(v) || json_integer_value(v) < 0)
+            return FAIL(p, "tensor '%s': data_offsets are not non-negative integers", t->name);
+        at[i] = (uint64_t)json_integer_value(v);
+    }
+    if (at[0] > at[1])
+        return FAIL(p, "tensor '%s' ends at byte %llu, before it begins at byte %llu", t->name,
+                    (unsigned long long)at[1], (unsigned long long)at[0]);
+    if (at[1] > p->data_bytes)
+        return FAIL(
+            p,
+            "tensor '%s' ends at byte %llu of the data, but the file holds only %llu: it is truncated or "
+            "its header is wrong",
+            t->name, (unsigned long long)at[1], (unsigned long long)p->data_bytes);
+    if (at[1] - at[0] != t->bytes)
+        return FAIL(p, "tensor '%s' takes %llu bytes, but its shape and dtype %s need %llu", t->name,
+                    (unsigned long long)(at[1] - at[0]), dtype_name(t->dtype), (unsigned long long)t->bytes);
+    t->offset = p->data_start + at[0];
+    return NYB_OK;
+}
+
+static enum nyb_code parse_tensor(const struct parse *p, struct ckpt_tensor *t, const json_t *entry)
+{
+    if (!json_is_object(entry))
+        return FAIL(p, "tensor '%s' is not described by an object with dtype, shape and data_offsets",
+                    t->name);
+
+    const json_t *text = json_object_get(entry, "dtype");
+    const char *dtype = json_string_value(text);
+    if (!dtype || strlen(dtype) != json_string_length(text))
+        return FAIL(p, "tensor '%s' has no dtype", t->name);
+    t->dtype = dtype_parse(dtype);
+    if (t->dtype == DTYPE_COUNT)
+        return err_at(p->err, NYB_E_UNSUPPORTED, p->path, -1,
+                      "tensor '%s' has dtype '%.64s', which is not known", t->name, dtype);
+    TRY(parse_shape(p, t, json_object_get(entry, "shape")));
+    return parse_offsets(p, t, json_object_get(entry, "data_offsets"));
+}
+
+static enum nyb_code check_metadata(const struct parse *p, const json_t *metadata)
+{
+    const char *key;
+    json_t *value;
+
+    if (json_is_null(metadata))
+        return NYB_OK;
+    if (!json_is_object(metadata))
+        return FAIL(p, "__metadata__ of the header is not an object of strings");
+    json_object_foreach((json_t *)(uintptr_t)metadata, key, value)
+    {
+        if (!json_is_string(value))
+            return FAIL(p, "__metadata__ of the header: '%.64s' is not a string", key);
+    }
+    return NYB_OK;
+}
+
+static int by_offset(const void *a, const void *b)
+{
+    const struct ckpt_tensor *x = a, *y = b;
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
+    if (x->bytes != y->bytes) /* empty tensors before the one that begins where they lie */
+        return x->bytes < y->bytes ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+/* Tensors must fill the data part from its first byte to its last. */
+static enum nyb_code check_layout(const struct parse *p, struct safetensors *st)
+{
+    uint64_t end = p->data_start;
+    const char *before = NULL;
+
+    qsort(st->tensor, (size_t)st->n_tensor, sizeof *st->tensor, by_offset);
+    for (int i = 0; i < st->n_tensor; i++) {
+        const struct ckpt_tensor *t = &st->tensor[i];
+        if (t->offset < end)
+            return FAIL(p, "tensors '%s' and '%s' overlap", before, t->name);
+        if (t->offset > end)
+            return FAIL(p, "%llu bytes before tensor '%s' belong to no tensor",
+                        (unsigned long long)(t->offset - end), t->name);
+        end = t->offset + t->bytes;
+        before = t->name;
+    }
+    if (end - p->data_start != p->data_bytes)
+        return FAIL(p, "the file is %llu bytes longer than its tensors need",
+                    (unsigned long long)(p->data_bytes - (end - p->data_start)));
+    return NYB_OK;
+}
+
+static enum nyb_code parse_root(const struct parse *p, struct safetensors *st, json_t *root)
+{
+    const char *key;
+    json_t *value;
+    size_t name_bytes = 0;
+
+    if (!json_is_object(root))
+        return FAIL(p, "the header is not a JSON object");
+    if (json_object_size(root) > INT_MAX)
+        return FAIL(p, "the header lists %zu tensors, more than can be handled", json_object_size(root));
+    json_object_foreach(root, key, value) name_bytes += strlen(key) + 1;
+
+    st->tensor = mem_try_alloc(json_object_size(root) + 1, sizeof *st->tensor);
+    st->names = mem_try_alloc(name_bytes + 1, 1);
+    if (!st->tensor || !st->names)
+        return err_at(p->err, NYB_E_MEMORY, p->path, -1, "no memory for a list of %zu tensors",
+                      json_object_size(root));
+
+    char *name = st->names;
+    json_object_foreach(root, key, value)
+    {
+        if (!strcmp(key, "__metadata__")) {
+            TRY(check_metadata(p, value));
+            continue;
+        }
+        struct ckpt_tensor *t = &st->tensor[st->n_tensor++];
+        t->name = strcpy(name, key);
+        name += strlen(key) + 1;
+        TRY(parse_tensor(p, t, value));
+    }
+    return check_layout(p, st);
+}
+
+enum nyb_code safetensors_parse(struct safetensors *st, const char *json, size_t len, uint64_t data_bytes,
+                                const char *path, struct nyb_err *err)
+{
+    struct parse p = {path, 8 + (uint64_t)len, data_bytes, err};
+    json_t *root = NULL;
+    enum nyb_code code;
+
+    *st = (struct safetensors){0};
+    code = json_parse(&root, json, len, path, err);
+    if (code == NYB_OK)
+        code = parse_root(&p, st, root);
+    json_decref(root);
+    if (code != NYB_OK)
+        safetensors_free(st);
+    return code;
+}
+
+enum nyb_code safetensors_read(struct safetensors *st, int fd, const char *path, uint64_t size,
+                               struct nyb_err *err)
+{
+    uint8_t raw[8];
+    uint64_t len = 0;
+
+    *st = (struct safetensors){0};
+    if (size < sizeof raw)
+        return err_at(err, NYB_E_FORMAT, path, 0,
+                      "the file has %llu bytes, too few for the header length of a safetensors file",
+                      (unsigned long long)size);
+    TRY(file_read_at(fd, path, 0, raw, sizeof raw, err));
+    for (int i = 0; i < 8; i++)
+        len |= (uint64_t)raw[i] << (8 * i);
+    if (len > size - sizeof raw)
+        return err_at(err, NYB_E_FORMAT, path, 0, "the header claims %llu bytes, but the file has only %llu",
+                      (unsigned long long)len, (unsigned long long)size);
+    if (len > SAFETENSORS_HEADER_MAX)
+        return err_at(err, NYB_E_FORMAT, path, 0, "the header claims %llu bytes, expected at most %u",
+                      (unsigned long long)len, SAFETENSORS_HEADER_MAX);
+
+    char *json = mem_try_alloc((size_t)len + 1, 1);
+    if (!json)
+        return err_at(err, NYB_E_MEMORY, path, 0, "no memory for a header of %llu bytes",
+                      (unsigned long long)len);
+    enum nyb_code code = file_read_at(fd, path, sizeof raw, json, (size_t)len, err);
+    if (code == NYB_OK)
+        code = safetensors_parse(st, json, (size_t)len, size - sizeof raw - len, path, err);
+    free(json);
+    return code;
+}
+
+void safetensors_free(struct safetensors *st)
+{
+    free(st->tensor);
+    free(st->names);
+    *st = (struct safetensors){0};
+}

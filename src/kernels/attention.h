@@ -1,0 +1,65 @@
+/* Attention without its inner loop: who computes what, in which order the parts are merged.
+ *
+ * The keys of a sequence are cut at absolute positions into splits of ATTENTION_SPLIT keys. For each split a
+ * level's kernel makes, row by row, the triple
+ *     m = max of the scores, l = sum of 2^(score - m), acc = sum of 2^(score - m) * value
+ * over the keys that the row may see, and the driver folds the triples from the first split to the last.
+ * The cuts and the fold depend on positions alone, so a row's result is the same bit for bit whether one
+ * worker walks all its splits or several take one each, and whatever else is in the batch.
+ *
+ * Scores are kept in units of log2: score = (q . k) * scale * log2(e). */
+#ifndef NYB_KERNELS_ATTENTION_H
+#define NYB_KERNELS_ATTENTION_H
+
+#include "kernels/kv.h"
+
+#define ATTENTION_SPLIT 512 /* keys of a partial result                                          */
+#define ATTENTION_STEP  64  /* keys of one softmax step in a split: 4 cache blocks               */
+#define ATTENTION_ROWS  32  /* (token, head) rows that share the loads of K and V at most         */
+#define ATTENTION_HEADS 16  /* of those, heads of one token                                       */
+
+/* Rows of one sequence that read the same KV head: row r is token r / n_head, head r % n_head. */
+struct attention_tile {
+    const struct kv_layer *kv;
+    const int32_t *block; /* the sequence's row of the block table                      */
+    const int32_t *pos;   /* (n_tok)                                                    */
+    int kv_head, n_tok, n_head;
+    const float *q; /* row r at q + r / n_head * ldq + r % n_head * head_dim       */
+    size_t ldq;
+    float scale;              /* scale * log2(e); for FP8 the kernel adds k_scale and v_scale */
+    int walk_begin, walk_end; /* keys that this worker walks in a row: what may be prefetched */
+};
+
+/* One split's result for the rows of a tile; rows that see no key of it are left with m = -inf, l = 0, acc =
+ * 0. */
+struct attention_part {
+    float *m, *l; /* (ATTENTION_ROWS)      */
+    float *acc;   /* (ATTENTION_ROWS, pad) */
+};
+
+struct attention_kernel {
+    size_t (*work_bytes)(const struct kv_layer *kv); /* private memory of one worker */
+    /* Keys [begin, end): begin is a multiple of ATTENTION_SPLIT. Key p is seen by tokens with pos >= p. */
+    void (*split)(const struct attention_tile *t, int begin, int end, void *work, struct attention_part *out);
+};
+
+void attention_run(struct pool *pool, struct arena *scratch, const struct attention_args *a,
+                   const struct attention_kernel *kernel);
+
+/* Key or value region of the block that holds position `pos`. */
+static inline const uint8_t *attention_region(const struct attention_tile *t, const uint8_t *base, int pos)
+{
+    const struct kv_layer *kv = t->kv;
+    int32_t block = t->block[pos / KV_BLOCK];
+    ASSERT(block >= 0 && block < kv->n_block);
+    return base + ((size_t)block * (size_t)kv->n_kv_head + (size_t)t->kv_head) *
+                      kv_head_bytes(kv->type, kv->head_dim);
+}
+
+/* The float query of row r. */
+static inline const float *attention_query(const struct attention_tile *t, int r)
+{
+    return t->q + (size_t)(r / t->n_head) * t->ldq + (size_t)(r % t->n_head) * (size_t)t->kv->head_dim;
+}
+
+#endif

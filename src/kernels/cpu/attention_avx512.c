@@ -1,0 +1,163 @@
+/* Attention for AVX-512 with VBMI and BF16: a vector of 16 floats is one register, vdpbf16ps does two
+ * products a lane. */
+#include <immintrin.h>
+
+#include "kernels/cpu/unroll.h"
+#include "kernels/ops.h"
+
+/* Register tiles: 16 sums in flight hide the latency of vdpbf16ps, and leave room for the units and the
+ * broadcast words in 32 registers. */
+#define VEC_TILE_SCORES 16
+#define VEC_TILE_VALUES 16
+#define VEC_ROWS(X)     X(8) X(4) X(2) X(1)
+#define VEC_UNROLL      UNROLL(16)
+
+typedef __m512 vec;
+
+static inline vec vec_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+static inline vec vec_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+static inline void vec_store(float *p, vec x)
+{
+    _mm512_storeu_ps(p, x);
+}
+static inline vec vec_scale(vec x, float by)
+{
+    return _mm512_mul_ps(x, _mm512_set1_ps(by));
+}
+static inline vec vec_add(vec a, vec b)
+{
+    return _mm512_add_ps(a, b);
+}
+static inline vec vec_set(float x)
+{
+    return _mm512_set1_ps(x);
+}
+static inline vec vec_sub(vec a, vec b)
+{
+    return _mm512_sub_ps(a, b);
+}
+
+/* The second operand where either is NaN, so that a NaN in b is kept. */
+static inline vec vec_max(vec a, vec b)
+{
+    return _mm512_max_ps(a, b);
+}
+static inline float vec_max_lane(vec x)
+{
+    return _mm512_reduce_max_ps(x);
+}
+static inline float vec_sum_lane(vec x)
+{
+    return _mm512_reduce_add_ps(x);
+}
+
+static inline vec vec_madd(vec acc, const uint32_t *word, const uint8_t *unit, bool bf16)
+{
+    __m512i b = _mm512_loadu_si512(unit);
+    if (bf16)
+        return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32((int)*word), (__m512bh)b);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32((int)*word)), _mm512_castsi512_ps(b), acc);
+}
+
+/* Only the first of each pair of bf16. */
+static inline vec vec_madd_first(vec acc, const uint32_t *word, const uint8_t *unit)
+{
+    __m512i b = _mm512_maskz_loadu_epi16(0x55555555u, unit);
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32((int)*word), (__m512bh)b);
+}
+
+/* 2^x for x <= 0: x = n + f with |f| <= 1/2, and 2^f by a polynomial of degree 6 that interpolates it in the
+ * Chebyshev nodes: 2e-8 off, so that rounding dominates (1.2e-7 in all). NaN stays NaN, -inf gives 0. */
+static inline vec vec_exp2(vec x)
+{
+    x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);
+    __m512 n = _mm512_cvtepi32_ps(_mm512_cvtps_epi32(x)); /* to nearest even */
+    __m512 f = _mm512_sub_ps(x, n), y = _mm512_set1_ps(1.546144485e-04f);
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.340042800e-03f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.618056938e-03f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.550327152e-02f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.402265072e-01f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.931471825e-01f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(y, n);
+}
+
+/* 16 floats to bf16, nearest even; returns what was stored. */
+static inline vec vec_store_bf16(uint16_t *p, vec x)
+{
+    __m256i b = (__m256i)_mm512_cvtneps_pbh(x);
+    _mm256_storeu_si256((__m256i *)p, b);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16));
+}
+
+/* q as the sum of two bf16, 2^-17 off at most: per pair of elements the pair of high parts, then the low
+ * ones. */
+static void vec_query(uint32_t *words, const float *x, size_t d)
+{
+    for (size_t i = 0; i < d; i += 8) {
+        __m256 v = _mm256_loadu_ps(x + i);
+        __m128i high = (__m128i)_mm256_cvtneps_pbh(v);
+        __m256 kept = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(high), 16));
+        __m128i low = (__m128i)_mm256_cvtneps_pbh(_mm256_sub_ps(v, kept));
+        _mm_storeu_si128((__m128i *)(words + i), _mm_unpacklo_epi32(high, low));
+        _mm_storeu_si128((__m128i *)(words + i + 4), _mm_unpackhi_epi32(high, low));
+    }
+}
+static inline vec vec_score(vec acc, const uint32_t *high, const uint32_t *low, const uint8_t *unit)
+{
+    __m512bh k = (__m512bh)_mm512_loadu_si512(unit);
+    acc = _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32((int)*low), k);
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32((int)*high), k);
+}
+
+/* The bf16 of each e4m3 magnitude, exact: high and low bytes. Exponent e and mantissa m of e4m3 are
+ * (e + 120) << 7 | m << 4 in bf16; e = 0 holds the subnormals m * 2^-9, and 0x7f is NaN. */
+#define HIGH_8(e)                                                                                         \
+    ((e) + 120) / 2, ((e) + 120) / 2, ((e) + 120) / 2, ((e) + 120) / 2, ((e) + 120) / 2, ((e) + 120) / 2, \
+        ((e) + 120) / 2, ((e) + 120) / 2
+#define LOW(e, m) (((e) + 120) % 2 * 128 + (m)*16)
+#define LOW_8(e)  LOW(e, 0), LOW(e, 1), LOW(e, 2), LOW(e, 3), LOW(e, 4), LOW(e, 5), LOW(e, 6), LOW(e, 7)
+
+static const _Alignas(64) uint8_t bf16_high[128] = {
+    0,         0x3b,       0x3b,       0x3b,       0x3c,       0x3c,       0x3c,      0x3c,
+    HIGH_8(1), HIGH_8(2),  HIGH_8(3),  HIGH_8(4),  HIGH_8(5),  HIGH_8(6),  HIGH_8(7), HIGH_8(8),
+    HIGH_8(9), HIGH_8(10), HIGH_8(11), HIGH_8(12), HIGH_8(13), HIGH_8(14), 0x43,      0x43,
+    0x43,      0x43,       0x43,       0x43,       0x43,       0x7f,
+};
+static const _Alignas(64) uint8_t bf16_low[128] = {
+    0,          0x00,       0x80,       0xc0,       0x00,       0x20,      0x40,       0x60,
+    LOW_8(1),   LOW_8(2),   LOW_8(3),   LOW_8(4),   LOW_8(5),   LOW_8(6),  LOW_8(7),   LOW_8(8),
+    LOW_8(9),   LOW_8(10),  LOW_8(11),  LOW_8(12),  LOW_8(13),  LOW_8(14), LOW(15, 0), LOW(15, 1),
+    LOW(15, 2), LOW(15, 3), LOW(15, 4), LOW(15, 5), LOW(15, 6), 0xc0,
+};
+
+/* n groups of 64 e4m3 bytes to 64 bf16 each, in the order of kv.h; `next` is prefetched. */
+static void fp8_decode(uint8_t *dst, const uint8_t *src, size_t n, const uint8_t *next)
+{
+    const __m512i high_a = _mm512_load_si512(bf16_high), high_b = _mm512_load_si512(bf16_high + 64);
+    const __m512i low_a = _mm512_load_si512(bf16_low), low_b = _mm512_load_si512(bf16_low + 64);
+    const __m512i sign = _mm512_set1_epi8((char)0x80);
+    for (size_t i = 0; i < n; i++) {
+        __builtin_prefetch(next + 64 * i, 0, 2);
+        __m512i code = _mm512_loadu_si512(src + 64 * i); /* the permutes ignore bit 7 */
+        __m512i high = _mm512_permutex2var_epi8(high_a, code, high_b);
+        __m512i low = _mm512_permutex2var_epi8(low_a, code, low_b);
+        high = _mm512_ternarylogic_epi32(high, code, sign, 0xf8); /* high | (code & sign) */
+        _mm512_storeu_si512(dst + 128 * i, _mm512_unpacklo_epi8(low, high));
+        _mm512_storeu_si512(dst + 128 * i + 64, _mm512_unpackhi_epi8(low, high));
+    }
+}
+
+#include "kernels/cpu/attention_simd.h"
+
+void attention_avx512(struct pool *pool, struct arena *scratch, const struct attention_args *a)
+{
+    static const struct attention_kernel kernel = {work_bytes, split};
+    attention_run(pool, scratch, a, &kernel);
+}

@@ -1,0 +1,371 @@
+/* The body of a vector attention kernel, in terms of vectors of 16 floats that the including file defines.
+ *
+ * Scores have keys in their lanes, sums of values have dimensions; nothing crosses lanes but the max and the
+ * sum of a row. K and V are walked in units of 64 bytes, q and the probabilities in words of 4: a word is one
+ * float, or two bf16 that meet the two bf16 of each 4-byte lane. So one body serves both:
+ *     scores  (16 keys)       += word w of q             x unit w of the block's K       w < head_dim [/ 2]
+ *     acc     (16 dimensions) += word w of probabilities x unit w * pad / 16 + c of V    w < keys [/ 2]
+ * Every element is a single chain of additions in the order of w, so the shape of a register tile (R rows by
+ * C units) changes nothing in the result. FP8 blocks are decoded to bf16 first.
+ *
+ * With bf16 caches q keeps (nearly) all of its fp32 precision: as the sum of two bf16, or as it is. Rounding
+ * it costs more in the logits than rounding the keys does, since all scores of a row then err together. The
+ * probabilities are rounded to bf16, and rows are normalized by the sum of the rounded ones. */
+#include "kernels/attention.h"
+
+#include <math.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#ifndef FETCH_LEVEL
+#define FETCH_LEVEL 2
+#endif
+#define STEP_BLOCKS (ATTENTION_STEP / KV_BLOCK)
+
+struct work;
+
+/* One softmax step: n_key keys that all of its rows see. */
+struct step {
+    const uint8_t *k[STEP_BLOCKS], *v[STEP_BLOCKS];
+    const uint8_t *next_k[STEP_BLOCKS], *next_v[STEP_BLOCKS]; /* of the step to come: to prefetch */
+    int n_key;
+    int first_row;    /* the rows from here to the next register tile do the prefetching */
+    size_t word, pad; /* words of a q row; value dimensions with padding        */
+    float scale;
+    struct work *work;
+    float *m, *acc; /* of the part                                             */
+};
+
+/* A worker's private memory. Rows are taken 16 at a time where they fill lanes, hence the padding. */
+struct work {
+    float score[ATTENTION_ROWS * ATTENTION_STEP];   /* (rows, STEP)                                        */
+    uint32_t prob[ATTENTION_ROWS * ATTENTION_STEP]; /* (rows, STEP [/ 2])                                  */
+    float sum[ATTENTION_ROWS * 16];                 /* (rows, 16): l, by key modulo 16                     */
+    float top[ATTENTION_ROWS + 16];                 /* (rows): this step's largest score                   */
+    float shrink[ATTENTION_ROWS + 16];              /* (rows): what the earlier steps are multiplied with  */
+    _Alignas(64) uint32_t q[]; /* (head_dim, ROWS), so that a tile's words are neighbours; then for FP8 the
+                                  decoded blocks */
+};
+
+static size_t q_bytes(const struct kv_layer *kv)
+{
+    return ATTENTION_ROWS * (size_t)kv->head_dim * sizeof(float);
+}
+
+static size_t work_bytes(const struct kv_layer *kv)
+{
+    size_t decoded = kv->type == KV_FP8 ? 2 * STEP_BLOCKS * kv_head_bytes(KV_FP8, kv->head_dim) : 0;
+    return sizeof(struct work) + q_bytes(kv) + decoded;
+}
+
+INLINE void score_tile(const struct step *s, int row, int n_row, int block, int n_block, bool bf16)
+{
+    vec acc[VEC_TILE_SCORES];
+    const uint32_t *q = s->work->q + row;
+    const size_t next_q = bf16 ? 2 * ATTENTION_ROWS : ATTENTION_ROWS;
+    bool fetch = row == s->first_row;
+    VEC_UNROLL
+    for (int i = 0; i < n_row * n_block; i++)
+        acc[i] = vec_zero();
+    for (size_t w = 0; w < s->word; w++, q += next_q) {
+        VEC_UNROLL
+        for (int b = 0; b < n_block; b++) {
+            const uint8_t *unit = s->k[block + b] + 64 * w;
+            if (fetch)
+                __builtin_prefetch(s->next_k[block + b] + 64 * w, 0, FETCH_LEVEL);
+            VEC_UNROLL
+            for (int r = 0; r < n_row; r++)
+                acc[r * n_block + b] =
+                    bf16 ? vec_score(acc[r * n_block + b], q + r, q + ATTENTION_ROWS + r, unit)
+                         : vec_madd(acc[r * n_block + b], q + r, unit, false);
+        }
+    }
+    VEC_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        VEC_UNROLL
+        for (int b = 0; b < n_block; b++)
+            vec_store(s->work->score + (row + r) * ATTENTION_STEP + (block + b) * KV_BLOCK,
+                      vec_scale(acc[r * n_block + b], s->scale));
+    }
+}
+
+#define SCORE_ROWS(R)                                                                                       \
+    for (; row + R <= end; row += R) {                                                                      \
+        int b = 0;                                                                                          \
+        for (; b + (VEC_TILE_SCORES / R < STEP_BLOCKS ? VEC_TILE_SCORES / R : STEP_BLOCKS) <= n_block;      \
+             b += VEC_TILE_SCORES / R < STEP_BLOCKS ? VEC_TILE_SCORES / R : STEP_BLOCKS)                    \
+            score_tile(s, row, R, b, VEC_TILE_SCORES / R < STEP_BLOCKS ? VEC_TILE_SCORES / R : STEP_BLOCKS, \
+                       bf16);                                                                               \
+        for (; b < n_block; b++)                                                                            \
+            score_tile(s, row, R, b, 1, bf16);                                                              \
+    }
+
+INLINE void score_rows(const struct step *s, int row, int end, bool bf16)
+{
+    int n_block = (s->n_key + KV_BLOCK - 1) / KV_BLOCK;
+    VEC_ROWS(SCORE_ROWS)
+}
+
+/* The largest score of a row; those of keys that it does not see become -inf. */
+INLINE float row_top(const struct step *s, int row)
+{
+    float *score = s->work->score + row * ATTENTION_STEP;
+    for (int i = s->n_key; i < ATTENTION_STEP; i++)
+        score[i] = -INFINITY;
+    vec a = vec_max(vec_load(score), vec_load(score + 16));
+    vec b = vec_max(vec_load(score + 32), vec_load(score + 48));
+    return vec_max_lane(vec_max(a, b));
+}
+
+INLINE void row_probabilities(const struct step *s, int row, bool bf16)
+{
+    vec x[STEP_BLOCKS];
+    VEC_UNROLL
+    for (int b = 0; b < STEP_BLOCKS; b++) {
+        x[b] = vec_load(s->work->score + row * ATTENTION_STEP + b * KV_BLOCK);
+        x[b] = vec_exp2(vec_sub(x[b], vec_set(s->m[row])));
+        if (bf16)
+            x[b] =
+                vec_store_bf16((uint16_t *)(s->work->prob + row * (ATTENTION_STEP / 2)) + b * KV_BLOCK, x[b]);
+        else
+            vec_store((float *)(s->work->prob + row * ATTENTION_STEP) + b * KV_BLOCK, x[b]);
+    }
+    float *sum = s->work->sum + row * 16;
+    vec step_sum = vec_add(vec_add(x[0], x[1]), vec_add(x[2], x[3]));
+    vec_store(sum, vec_add(vec_scale(vec_load(sum), s->work->shrink[row]), step_sum));
+}
+
+/* Scores to probabilities; m, shrink and sum of the rows move on. */
+INLINE void softmax_rows(const struct step *s, int row, int end, bool bf16)
+{
+    float *top = s->work->top;
+    for (int r = row; r < end; r++)
+        top[r] = row_top(s, r);
+    for (int r = row; r < end; r += 16) {
+        float m[16];
+        vec old = vec_load(s->m + r); /* past the end: the part's l */
+        vec new = vec_max(old, vec_load(top + r));
+        vec_store(s->work->shrink + r, vec_exp2(vec_sub(old, new)));
+        vec_store(m, new);
+        for (int i = 0; i < 16 && r + i < end; i++)
+            s->m[r + i] = m[i];
+    }
+    for (int r = row; r < end; r++)
+        row_probabilities(s, r, bf16);
+}
+
+/* What to prefetch while one block of the tile at unit c is multiplied. The tile takes its units with a
+ * stride of a row, but memory is fetched straight on, block_words units of 64 bytes at a time: `at` of those
+ * were fetched before, by the tiles to the left and by the blocks above. */
+INLINE const uint8_t *next_values(const struct step *s, size_t at, size_t block_words)
+{
+    size_t row = s->pad / 16;
+    return s->next_v[at / row] + at % row * block_words * 64;
+}
+
+INLINE void value_tile(const struct step *s, int row, int n_row, size_t c, int n_c, bool bf16)
+{
+    vec acc[VEC_TILE_VALUES];
+    const size_t prob_row = bf16 ? ATTENTION_STEP / 2 : ATTENTION_STEP;
+    const int block_words = bf16 ? KV_BLOCK / 2 : KV_BLOCK;
+    const uint32_t *prob = s->work->prob + (size_t)row * prob_row;
+    float *out = s->acc + (size_t)row * s->pad + 16 * c;
+    bool fetch = row == s->first_row;
+    VEC_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        VEC_UNROLL
+        for (int i = 0; i < n_c; i++)
+            acc[r * n_c + i] =
+                vec_scale(vec_load(out + (size_t)r * s->pad + 16 * (size_t)i), s->work->shrink[row + r]);
+    }
+    int n_word = bf16 ? s->n_key / 2 : s->n_key; /* whole words */
+    for (int b = 0; b * block_words < n_word; b++) {
+        const uint8_t *unit = s->v[b] + 64 * c;
+        size_t fetched = c * STEP_BLOCKS + (size_t)(b * n_c);
+        const uint8_t *next = fetch ? next_values(s, fetched, (size_t)block_words) : unit;
+        int last = n_word - b * block_words < block_words ? n_word - b * block_words : block_words;
+        for (int w = 0; w < last; w++, unit += 4 * s->pad, next += 64 * n_c) {
+            VEC_UNROLL
+            for (int i = 0; i < n_c; i++) {
+                if (fetch)
+                    __builtin_prefetch(next + 64 * i, 0, FETCH_LEVEL);
+                VEC_UNROLL
+                for (int r = 0; r < n_row; r++)
+                    acc[r * n_c + i] = vec_madd(acc[r * n_c + i],
+                                                prob + (size_t)r * prob_row + (size_t)(b * block_words + w),
+                                                unit + 64 * i, bf16);
+            }
+        }
+    }
+    if (bf16 && s->n_key % 2) { /* the second key of the last pair may be garbage, even NaN: mask it */
+        const uint8_t *unit =
+            s->v[n_word / block_words] + (size_t)(n_word % block_words) * 4 * s->pad + 64 * c;
+        VEC_UNROLL
+        for (int i = 0; i < n_c; i++) {
+            VEC_UNROLL
+            for (int r = 0; r < n_row; r++)
+                acc[r * n_c + i] = vec_madd_first(
+                    acc[r * n_c + i], prob + (size_t)r * prob_row + (size_t)n_word, unit + 64 * i);
+        }
+    }
+    VEC_UNROLL
+    for (int r = 0; r < n_row; r++) {
+        VEC_UNROLL
+        for (int i = 0; i < n_c; i++)
+            vec_store(out + (size_t)r * s->pad + 16 * (size_t)i, acc[r * n_c + i]);
+    }
+}
+
+#define VALUE_ROWS(R)                                                    \
+    for (; row + R <= end; row += R) {                                   \
+        size_t c = 0;                                                    \
+        for (; c + VEC_TILE_VALUES / R <= n_c; c += VEC_TILE_VALUES / R) \
+            value_tile(s, row, R, c, VEC_TILE_VALUES / R, bf16);         \
+        for (; c < n_c; c++)                                             \
+            value_tile(s, row, R, c, 1, bf16);                           \
+    }
+
+INLINE void value_rows(const struct step *s, int row, int end, bool bf16)
+{
+    size_t n_c = s->pad / 16;
+    VEC_ROWS(VALUE_ROWS)
+}
+
+static void scores_f32(const struct step *s, int row, int end)
+{
+    score_rows(s, row, end, false);
+    softmax_rows(s, row, end, false);
+}
+
+static void scores_bf16(const struct step *s, int row, int end)
+{
+    score_rows(s, row, end, true);
+    softmax_rows(s, row, end, true);
+}
+
+static void values_f32(const struct step *s, int row, int end)
+{
+    value_rows(s, row, end, false);
+}
+
+static void values_bf16(const struct step *s, int row, int end)
+{
+    value_rows(s, row, end, true);
+}
+
+/* With bf16 caches a word of q becomes two, which vec_score takes: see vec_query of the level. */
+static void prepare_queries(const struct attention_tile *t, int n_row, bool bf16, uint32_t *q)
+{
+    size_t d = (size_t)t->kv->head_dim;
+    uint32_t words[KV_HEAD_DIM_MAX];
+    for (int r = 0; r < n_row; r++) {
+        const float *x = attention_query(t, r);
+        if (bf16)
+            vec_query(words, x, d);
+        else
+            memcpy(words, x, d * sizeof(*x));
+        for (size_t w = 0; w < d; w++)
+            q[w * ATTENTION_ROWS + (size_t)r] = words[w];
+    }
+}
+
+static const uint8_t *block_or(const struct attention_tile *t, const uint8_t *base, int key,
+                               const uint8_t *otherwise)
+{
+    return key < t->walk_end ? attention_region(t, base, key) : otherwise;
+}
+
+/* Where the step's blocks are, and those of the step after it, so that memory is read while this one is
+ * computed. The first step of a walk has nobody who fetched for it. */
+static void step_locate(struct step *s, const struct attention_tile *t, int k0, int end)
+{
+    size_t bytes = kv_head_bytes(t->kv->type, t->kv->head_dim);
+    for (int b = 0; b < STEP_BLOCKS; b++) {
+        int key = k0 + b * KV_BLOCK, next = key + ATTENTION_STEP;
+        if (key >= end) { /* never multiplied; what is prefetched must point somewhere */
+            s->next_k[b] = s->k[0];
+            s->next_v[b] = s->v[0];
+            continue;
+        }
+        s->k[b] = attention_region(t, t->kv->k, key);
+        s->v[b] = attention_region(t, t->kv->v, key);
+        s->next_k[b] = block_or(t, t->kv->k, next, s->k[b]);
+        s->next_v[b] = block_or(t, t->kv->v, next, s->v[b]);
+        for (size_t i = 0; k0 == t->walk_begin && i < bytes; i += 64) {
+            __builtin_prefetch(s->k[b] + i, 0, FETCH_LEVEL);
+            __builtin_prefetch(s->v[b] + i, 0, FETCH_LEVEL);
+        }
+    }
+}
+
+/* FP8 regions to bf16 in a buffer that keys and values share: it stays in the first-level cache. */
+static void step_decode(const uint8_t **region, const uint8_t **next, int n_key, size_t elements,
+                        uint8_t *decoded)
+{
+    for (int b = 0; b * KV_BLOCK < n_key; b++) {
+        uint8_t *dst = decoded + (size_t)b * 2 * elements;
+        fp8_decode(dst, region[b], elements / 64, next[b]);
+        region[b] = next[b] = dst; /* the source is fetched here, nothing is left to fetch */
+    }
+}
+
+/* The rows that see all n keys of the step go together; a row on the diagonal goes with its token's heads. */
+static void for_each_run(struct step *s, const struct attention_tile *t, int k0, int n,
+                         void (*run)(const struct step *, int, int))
+{
+    for (int tok = 0, next; tok < t->n_tok; tok = next) {
+        int sees = t->pos[tok] + 1 - k0;
+        next = tok + 1;
+        if (sees <= 0)
+            continue;
+        while (sees >= n && next < t->n_tok && t->pos[next] + 1 - k0 >= n)
+            next++;
+        s->n_key = sees < n ? sees : n;
+        s->first_row = tok * t->n_head;
+        run(s, tok * t->n_head, next * t->n_head);
+    }
+}
+
+static void run_step(struct step *s, const struct attention_tile *t, int k0, int n)
+{
+    bool bf16 = t->kv->type != KV_F32, fp8 = t->kv->type == KV_FP8;
+    uint8_t *decoded = (uint8_t *)s->work->q + q_bytes(t->kv);
+    if (fp8)
+        step_decode(s->k, s->next_k, n, KV_BLOCK * (size_t)t->kv->head_dim, decoded);
+    for_each_run(s, t, k0, n, bf16 ? scores_bf16 : scores_f32);
+    if (fp8)
+        step_decode(s->v, s->next_v, n, KV_BLOCK * s->pad, decoded);
+    for_each_run(s, t, k0, n, bf16 ? values_bf16 : values_f32);
+}
+
+static void split(const struct attention_tile *t, int begin, int end, void *memory,
+                  struct attention_part *out)
+{
+    struct work *w = memory;
+    bool bf16 = t->kv->type != KV_F32, fp8 = t->kv->type == KV_FP8;
+    size_t d = (size_t)t->kv->head_dim, pad = (size_t)kv_pad(t->kv->type, t->kv->head_dim);
+    int n_row = t->n_tok * t->n_head;
+    struct step s = {
+        .word = bf16 ? d / 2 : d,
+        .pad = pad,
+        .scale = fp8 ? t->scale * t->kv->k_scale : t->scale,
+        .work = w,
+        .m = out->m,
+        .acc = out->acc,
+    };
+    prepare_queries(t, n_row, bf16, w->q);
+    for (int r = 0; r < n_row; r++)
+        out->m[r] = -INFINITY;
+    memset(w->sum, 0, (size_t)n_row * 16 * sizeof(float));
+    memset(out->acc, 0, (size_t)n_row * pad * sizeof(float));
+    for (int k0 = begin; k0 < end; k0 += ATTENTION_STEP) {
+        int n = end - k0 < ATTENTION_STEP ? end - k0 : ATTENTION_STEP;
+        step_locate(&s, t, k0, end);
+        run_step(&s, t, k0, n);
+    }
+    for (int r = 0; r < n_row; r++)
+        out->l[r] = vec_sum_lane(vec_load(w->sum + r * 16));
+    if (fp8)
+        for (size_t i = 0; i < (size_t)n_row * pad; i++)
+            out->acc[i] *= t->kv->v_scale;
+}

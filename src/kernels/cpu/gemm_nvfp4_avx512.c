@@ -1,0 +1,222 @@
+/* NVFP4 weights on AVX-512: bf16, fp32 and int8 operands. One lane is one row of the panel; x is broadcast.
+ * The order of operations for an output is written once, in the innermost function of each form, and is the
+ * same for any number of panels P and rows T. */
+#include <immintrin.h>
+
+#include "fp4/fp4.h"
+#include "kernels/cpu/nvfp4_codes.h"
+#include "kernels/cpu/tile_avx512.h"
+#include "kernels/gemm_kernels.h"
+#include "kernels/weight_layout.h"
+
+/* 12 + 2 * e2m1, unsigned for vpdpbusd; vpermb looks at six index bits, two of them the next nibble's. */
+static const uint8_t biased_of_code[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+INLINE __m512 block_scale(const uint8_t *s)
+{
+    __m256i half = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)s)), 7);
+    return _mm512_cvtph_ps(half);
+}
+
+INLINE __m512i load_codes(const uint8_t *c)
+{
+    return _mm512_loadu_si512(c);
+}
+
+/* Vector operators rather than intrinsics, which want a literal count even where nothing is optimized. */
+INLINE __m512i shift_halves(__m512i v, const int bits)
+{
+    return (__m512i)((__v32hu)v >> (unsigned short)bits);
+}
+INLINE __m512i shift_lanes(__m512i v, const int bits)
+{
+    return (__m512i)((__v16su)v >> (unsigned)bits);
+}
+
+/* Group q of a block in each panel; what lies ahead of it is sent for. */
+INLINE void find_group(const uint8_t *const *block, const int P, int q, const uint8_t **codes,
+                       const uint8_t **scale)
+{
+    codes[0] = block[0] + 64 + NVFP4_GROUP_BYTES * q;
+    scale[0] = block[0] + WEIGHT_PANEL * q;
+    _mm_prefetch((const char *)codes[0] + PREFETCH_AHEAD, _MM_HINT_T0);
+    _mm_prefetch((const char *)codes[0] + PREFETCH_AHEAD + 64, _MM_HINT_T0);
+    if (P == 1)
+        return;
+    codes[1] = block[1] + 64 + NVFP4_GROUP_BYTES * q;
+    scale[1] = block[1] + WEIGHT_PANEL * q;
+    _mm_prefetch((const char *)codes[1] + PREFETCH_AHEAD, _MM_HINT_T0);
+    _mm_prefetch((const char *)codes[1] + PREFETCH_AHEAD + 64, _MM_HINT_T0);
+}
+
+/* For each group g of t: its codes and scale in each of P panels. */
+#define EACH_GROUP(t, P, body)                                        \
+    do {                                                              \
+        const uint8_t *block[2] = {(t)->panel[0], (t)->panel[(P)-1]}; \
+        const int n_group = (t)->k / FP4_GROUP;                       \
+        for (int g0 = 0; g0 < n_group; g0 += 4) {                     \
+            const int n_here = n_group - g0 < 4 ? n_group - g0 : 4;   \
+            for (int q = 0; q < n_here; q++) {                        \
+                const int g = g0 + q;                                 \
+                const uint8_t *codes[2], *scale[2];                   \
+                find_group(block, P, q, codes, scale);                \
+                body;                                                 \
+            }                                                         \
+            block[0] += NVFP4_BLOCK_BYTES;                            \
+            block[1] += NVFP4_BLOCK_BYTES;                            \
+        }                                                             \
+    } while (0)
+
+/* sum = fma(block scale, dot, sum): the end of every group. */
+INLINE void add_scaled(const int P, const int T, const uint8_t *const *scale, const __m512 *dot, __m512 *sum)
+{
+    __m512 s0 = block_scale(scale[0]), s1 = block_scale(scale[P - 1]);
+    UNROLL
+    for (int i = 0; i < T; i++) {
+        sum[i] = _mm512_fmadd_ps(s0, dot[i], sum[i]);
+        if (P == 2)
+            sum[T + i] = _mm512_fmadd_ps(s1, dot[T + i], sum[T + i]);
+    }
+}
+
+/* ---- bf16 -------------------------------------------------------------------------------------- */
+
+/* dot += the pairs of one group; then sum += scale * dot. codes and scale: of one group in each panel. */
+INLINE void bf16_group(const int P, const int T, const uint8_t *const *codes, const uint8_t *const *scale,
+                       const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *sum)
+{
+    __m512 dot[MAX_SUM];
+    UNROLL
+    for (int i = 0; i < P * T; i++)
+        dot[i] = _mm512_setzero_ps();
+    UNROLL
+    for (int z = 0; z < 2; z++) {
+        __m512i c0 = load_codes(codes[0] + 64 * z), c1 = load_codes(codes[P - 1] + 64 * z);
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            __m512bh w0 = (__m512bh)_mm512_permutexvar_epi16(shift_halves(c0, 4 * j), lut);
+            __m512bh w1 = (__m512bh)_mm512_permutexvar_epi16(shift_halves(c1, 4 * j), lut);
+            UNROLL
+            for (int i = 0; i < T; i++) {
+                int32_t pair = load_dword(x[i] + x_at + (size_t)(16 * z + 4 * j));
+                __m512bh v = (__m512bh)_mm512_set1_epi32(pair);
+                dot[i] = _mm512_dpbf16_ps(dot[i], w0, v);
+                if (P == 2)
+                    dot[T + i] = _mm512_dpbf16_ps(dot[T + i], w1, v);
+            }
+            KEEP_ORDER();
+        }
+    }
+    add_scaled(P, T, scale, dot, sum);
+}
+
+INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T)
+{
+    const __m512i lut = _mm512_loadu_si512(nvfp4_bf16_of_code);
+    const uint8_t *x[MAX_SUM];
+    __m512 sum[MAX_SUM];
+    UNROLL
+    for (int i = 0; i < P * T; i++)
+        sum[i] = _mm512_setzero_ps();
+    UNROLL
+    for (int i = 0; i < T; i++)
+        x[i] = t->x[i];
+    EACH_GROUP(t, P, bf16_group(P, T, codes, scale, x, (size_t)g * 32, lut, sum));
+    store_sums(t, P, T, sum, NVFP4_SCALE_UNIT);
+}
+
+void gemm_avx512_nvfp4_bf16(const struct gemm_tile *t){TILE_SWITCH(bf16_tile, t, 4)}
+
+/* ---- fp32 -------------------------------------------------------------------------------------- */
+
+INLINE void f32_group(const int P, const int T, const uint8_t *const *codes, const uint8_t *const *scale,
+                      const uint8_t *const *x, size_t x_at, __m512 lut, __m512 *sum)
+{
+    __m512 dot[MAX_SUM];
+    UNROLL
+    for (int i = 0; i < P * T; i++)
+        dot[i] = _mm512_setzero_ps();
+    UNROLL
+    for (int z = 0; z < 2; z++) {
+        __m512i c0 = load_codes(codes[0] + 64 * z), c1 = load_codes(codes[P - 1] + 64 * z);
+        UNROLL
+        for (int j = 0; j < 8; j++) { /* nibble j holds k = 2 j, or 2 j - 7 from the fifth on */
+            size_t k = (size_t)(8 * z + (j < 4 ? 2 * j : 2 * j - 7));
+            __m512 w0 = _mm512_permutexvar_ps(shift_lanes(c0, 4 * j), lut);
+            __m512 w1 = _mm512_permutexvar_ps(shift_lanes(c1, 4 * j), lut);
+            UNROLL
+            for (int i = 0; i < T; i++) {
+                __m512 v = _mm512_castsi512_ps(_mm512_set1_epi32(load_dword(x[i] + x_at + 4 * k)));
+                dot[i] = _mm512_fmadd_ps(w0, v, dot[i]);
+                if (P == 2)
+                    dot[T + i] = _mm512_fmadd_ps(w1, v, dot[T + i]);
+            }
+            KEEP_ORDER();
+        }
+    }
+    add_scaled(P, T, scale, dot, sum);
+}
+
+INLINE void f32_tile(const struct gemm_tile *t, const int P, const int T)
+{
+    const __m512 lut = _mm512_loadu_ps(fp4_e2m1_value);
+    const uint8_t *x[MAX_SUM];
+    __m512 sum[MAX_SUM];
+    UNROLL
+    for (int i = 0; i < P * T; i++)
+        sum[i] = _mm512_setzero_ps();
+    UNROLL
+    for (int i = 0; i < T; i++)
+        x[i] = t->x[i];
+    EACH_GROUP(t, P, f32_group(P, T, codes, scale, x, (size_t)g * 64, lut, sum));
+    store_sums(t, P, T, sum, NVFP4_SCALE_UNIT);
+}
+
+void gemm_avx512_nvfp4_f32(const struct gemm_tile *t){TILE_SWITCH(f32_tile, t, 4)}
+
+/* ---- int8 -------------------------------------------------------------------------------------- */
+
+INLINE void i8_group(const int P, const int T, const uint8_t *const *codes, const uint8_t *const *scale,
+                     const struct gemm_tile *t, int g, __m512i lut, __m512 *sum)
+{
+    __m512i w[2][4]; /* the four quads of k, in the order of x */
+    UNROLL
+    for (int p = 0; p < P; p++) {
+        UNROLL
+        for (int z = 0; z < 2; z++) {
+            __m512i c = load_codes(codes[p] + 64 * z);
+            w[p][2 * z] = _mm512_permutexvar_epi8(c, lut);
+            w[p][2 * z + 1] = _mm512_permutexvar_epi8(_mm512_srli_epi16(c, 4), lut);
+        }
+    }
+    UNROLL
+    for (int p = 0; p < P; p++) {
+        __m512 s = block_scale(scale[p]);
+        UNROLL
+        for (int i = 0; i < T; i++) {
+            const int8_t *x = (const int8_t *)t->x[i] + 16 * g;
+            __m512i dot = _mm512_set1_epi32(t->x_bias[i][g]);
+            UNROLL
+            for (int j = 0; j < 4; j++)
+                dot = _mm512_dpbusd_epi32(dot, w[p][j], _mm512_set1_epi32(load_dword(x + 4 * j)));
+            __m512 f = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(t->x_scale[i][g]));
+            sum[p * T + i] = _mm512_fmadd_ps(s, f, sum[p * T + i]);
+        }
+    }
+}
+
+INLINE void i8_tile(const struct gemm_tile *t, const int P, const int T)
+{
+    const __m512i lut = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)biased_of_code));
+    __m512 sum[MAX_SUM];
+    UNROLL
+    for (int i = 0; i < P * T; i++)
+        sum[i] = _mm512_setzero_ps();
+    EACH_GROUP(t, P, i8_group(P, T, codes, scale, t, g, lut, sum));
+    store_sums(t, P, T, sum, 0.5f * NVFP4_SCALE_UNIT);
+}
+
+void gemm_avx512_nvfp4_i8(const struct gemm_tile *t)
+{
+    TILE_SWITCH(i8_tile, t, 4)
+}

@@ -1,0 +1,122 @@
+/* Around the tiles: rows of x to their operand forms, and sums to y. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "fp4/fp4.h"
+#include "kernels/gemm_kernels.h"
+#include "kernels/weight_layout.h"
+
+/* exp(x) as in gemm_rows_avx512.c; 2^n by adding n to the exponent field, which |x| <= 87 keeps normal. */
+static __m256 exp_ps(__m256 x)
+{
+    x = _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(-87.0f)), _mm256_set1_ps(87.0f));
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693145752f), x); /* ln 2 in two parts */
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(1.42860677e-6f), r);
+    __m256 e = _mm256_set1_ps(1.0f / 5040);
+    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(1.0f / 720));
+    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(1.0f / 120));
+    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(1.0f / 24));
+    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(1.0f / 6));
+    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(0.5f));
+    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(1.0f));
+    e = _mm256_fmadd_ps(e, r, _mm256_set1_ps(1.0f));
+    __m256i power = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(e), power));
+}
+
+/* Eight outputs of one row, before accumulation. */
+static __m256 finish_half(const struct gemm_finish *f, size_t at)
+{
+    __m256 v = _mm256_mul_ps(_mm256_load_ps(f->sum + at), _mm256_set1_ps(f->scale));
+    if (!f->gated)
+        return v;
+    __m256 up = _mm256_mul_ps(_mm256_load_ps(f->sum_up + at), _mm256_set1_ps(f->scale_up));
+    __m256 e = exp_ps(_mm256_sub_ps(_mm256_setzero_ps(), v));
+    return _mm256_mul_ps(_mm256_div_ps(v, _mm256_add_ps(e, _mm256_set1_ps(1.0f))), up);
+}
+
+void gemm_avx2_finish(const struct gemm_finish *f)
+{
+    float bias[WEIGHT_PANEL] = {0}, out[WEIGHT_PANEL];
+    if (f->bias)
+        memcpy(bias, f->bias, (size_t)f->n * sizeof(*bias));
+    for (int row = 0; row < f->n_row; row++) {
+        float *y = f->y + (size_t)row * (size_t)f->ldy;
+        for (int h = 0; h < WEIGHT_PANEL; h += 8) {
+            __m256 v = finish_half(f, (size_t)(row * WEIGHT_PANEL + h));
+            if (f->bias)
+                v = _mm256_add_ps(v, _mm256_loadu_ps(bias + h));
+            if (f->accumulate && f->n == WEIGHT_PANEL)
+                v = _mm256_add_ps(v, _mm256_loadu_ps(y + h));
+            _mm256_storeu_ps(out + h, v);
+        }
+        for (int i = 0; f->accumulate && f->n < WEIGHT_PANEL && i < f->n; i++)
+            out[i] += y[i];
+        memcpy(y, out, (size_t)f->n * sizeof(*y));
+    }
+}
+
+/* To bf16 in the upper half of each lane: nearest even, NaN kept. */
+static __m256i round_bf16(__m256 v)
+{
+    __m256i u = _mm256_castps_si256(v);
+    __m256i even = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(u, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)));
+    __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    return _mm256_and_si256(_mm256_blendv_epi8(rounded, quiet, nan), _mm256_set1_epi32((int)0xffff0000u));
+}
+
+static float max_of(__m256 v)
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    m = _mm_max_ss(m, _mm_movehdup_ps(m));
+    return _mm_cvtss_f32(m);
+}
+
+/* As ref/gemm_ref.c, to the same bits. */
+static void quantize_group(const __m256 *x, int8_t *q, float *scale, int32_t *bias)
+{
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    float amax = max_of(_mm256_max_ps(_mm256_and_ps(x[0], magnitude), _mm256_and_ps(x[1], magnitude)));
+    *scale = amax / 127.0f;
+    float inverse = amax > 0.0f && amax <= 3.0e38f ? 127.0f / amax : 0.0f;
+    if (!(inverse <= 3.0e38f))
+        inverse = 0.0f;
+    __m128i word[2];
+    for (int h = 0; h < 2; h++) {
+        __m256i v = _mm256_cvtps_epi32(_mm256_mul_ps(x[h], _mm256_set1_ps(inverse)));
+        v = _mm256_permutevar8x32_epi32(v, order);
+        word[h] = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    }
+    _mm_storeu_si128((__m128i *)q, _mm_packs_epi16(word[0], word[1]));
+    int32_t total = 0;
+    for (int i = 0; i < FP4_GROUP; i++)
+        total += q[i];
+    *bias = -12 * total;
+}
+
+void gemm_avx2_row(const struct gemm_row *r)
+{
+    for (int k = 0; k < r->k_pad; k += FP4_GROUP) {
+        float piece[FP4_GROUP] = {0};
+        int left = r->k - k;
+        if (left > 0)
+            memcpy(piece, r->x + k, (size_t)(left < FP4_GROUP ? left : FP4_GROUP) * sizeof(*piece));
+        __m256 v[2] = {_mm256_loadu_ps(piece), _mm256_loadu_ps(piece + 8)};
+        if (r->i8)
+            quantize_group(v, r->i8 + k, &r->i8_scale[k / FP4_GROUP], &r->i8_bias[k / FP4_GROUP]);
+        if (r->bf16) {
+            __m256i b0 = round_bf16(v[0]), b1 = round_bf16(v[1]);
+            __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(b0, 16), _mm256_srli_epi32(b1, 16));
+            _mm256_storeu_si256((__m256i *)(r->bf16 + k), _mm256_permute4x64_epi64(packed, 0xd8));
+            v[0] = _mm256_castsi256_ps(b0);
+            v[1] = _mm256_castsi256_ps(b1);
+        }
+        _mm256_storeu_ps(r->f32 + k, v[0]);
+        _mm256_storeu_ps(r->f32 + k + 8, v[1]);
+    }
+}

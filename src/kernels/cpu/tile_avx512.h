@@ -1,0 +1,30 @@
+/* Shared by the AVX-512 tile kernels. */
+#ifndef NYB_KERNELS_CPU_TILE_AVX512_H
+#define NYB_KERNELS_CPU_TILE_AVX512_H
+
+#include <immintrin.h>
+
+#include "kernels/cpu/tile_unroll.h"
+#include "kernels/gemm_tile.h"
+
+#define MAX_SUM 12 /* panels * rows at most: NVFP4 needs as many dots again, and there are 32 registers */
+
+INLINE int32_t load_dword(const void *p)
+{
+    int32_t v;
+    __builtin_memcpy(&v, p, 4);
+    return v;
+}
+
+INLINE void store_sums(const struct gemm_tile *t, const int P, const int T, const __m512 *sum, float unit)
+{
+    UNROLL
+    for (int p = 0; p < P; p++) {
+        UNROLL
+        for (int i = 0; i < T; i++)
+            _mm512_store_ps(t->sum + (size_t)(p * GEMM_TILE_ROW + i) * WEIGHT_PANEL,
+                            _mm512_mul_ps(sum[p * T + i], _mm512_set1_ps(unit)));
+    }
+}
+
+#endif

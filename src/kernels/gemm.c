@@ -1,0 +1,385 @@
+#include "kernels/gemm.h"
+
+#include <string.h>
+
+#include "fp4/fp4.h"
+#include "kernels/gemm_tile.h"
+#include "kernels/weight_layout.h"
+
+/* Weight bytes of one work item: long enough to hide drawing a ticket, short enough to even out workers. */
+#define ITEM_BYTES       163840
+#define ITEMS_PER_WORKER 4
+#define GATED_RUN        4 /* panels of gate before as many of up */
+#define PANEL_SUMS       ((size_t)GEMM_TILE_ROW * WEIGHT_PANEL)
+#define BLOCK_SUMS       ((size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL)
+#define BLOCK_ITEM       4 /* times ITEM_BYTES, so that gathering many rows pays */
+
+const char *compute_name(enum compute c)
+{
+    static const char *const name[COMPUTE_COUNT] = {"bf16", "strict", "int8", "w4a4"};
+    return name[c];
+}
+
+/* ---- activations ------------------------------------------------------------------------------- */
+
+struct prepare {
+    gemm_row_fn *fn;
+    const float *x;
+    const struct operand *op;
+};
+
+static void prepare_rows(void *arg, int begin, int end, int worker)
+{
+    (void)worker;
+    const struct prepare *p = arg;
+    const struct operand *op = p->op;
+    for (int i = begin; i < end; i++) {
+        size_t at = (size_t)i * (size_t)op->k_pad;
+        struct gemm_row row = {.x = p->x + (size_t)i * (size_t)op->k, .k = op->k, .k_pad = op->k_pad};
+        /* The operand's fields are const for its readers; the memory is ours. */
+        row.f32 = (float *)(uintptr_t)op->f32 + at;
+        if (op->bf16)
+            row.bf16 = (uint16_t *)(uintptr_t)op->bf16 + at;
+        if (op->i8) {
+            row.i8 = (int8_t *)(uintptr_t)op->i8 + at;
+            row.i8_scale = (float *)(uintptr_t)op->i8_scale + at / FP4_GROUP;
+            row.i8_bias = (int32_t *)(uintptr_t)op->i8_bias + at / FP4_GROUP;
+        }
+        p->fn(&row);
+    }
+}
+
+void gemm_prepare_with(const struct gemm_table *table, struct pool *pool, struct arena *arena,
+                       enum compute mode, const float *x, int m, int k, struct operand *out)
+{
+    int k_pad = ((k + 31) / 32 | 1) * 32;
+    size_t n = (size_t)m * (size_t)k_pad;
+    *out = (struct operand){.m = m, .k = k, .k_pad = k_pad, .f32 = arena_alloc(arena, n, sizeof(float))};
+    if (mode == COMPUTE_BF16 || mode == COMPUTE_INT8)
+        out->bf16 = arena_alloc(arena, n, sizeof(uint16_t));
+    if (mode == COMPUTE_INT8) {
+        out->i8 = arena_alloc(arena, n, 1);
+        out->i8_scale = arena_alloc(arena, n / FP4_GROUP, sizeof(float));
+        out->i8_bias = arena_alloc(arena, n / FP4_GROUP, sizeof(int32_t));
+    }
+    struct prepare p = {table->row, x, out};
+    int grain = 16384 / k_pad; /* rows that make a ticket worth drawing */
+    pool_range(pool, m, grain > 0 ? grain : 1, prepare_rows, &p);
+}
+
+void gemm_prepare(struct pool *pool, struct arena *arena, enum compute mode, const float *x, int m, int k,
+                  struct operand *out)
+{
+    gemm_prepare_with(gemm_table_for(cpu_level()), pool, arena, mode, x, m, k, out);
+}
+
+/* The inputs of an NVFP4 job as W4A4 hardware would see them: (m, k_pad) of its own, since input scales
+ * differ. */
+struct round_trip {
+    const struct gemm_job *job;
+    const struct operand *from;
+    float *to;
+};
+
+static const struct operand *job_row(const struct gemm_job *j, int i, size_t *at)
+{
+    *at = (size_t)(j->row ? j->row[i] : i) * (size_t)j->x->k_pad;
+    return j->x;
+}
+
+static void round_trip_rows(void *arg, int begin, int end, int worker)
+{
+    (void)worker;
+    const struct round_trip *r = arg;
+    for (int i = begin; i < end; i++) {
+        size_t at;
+        const float *src = job_row(r->job, i, &at)->f32 + at;
+        float *dst = r->to + (size_t)i * (size_t)r->from->k_pad;
+        fp4_round_trip_row(dst, src, r->job->w->input_scale, (size_t)r->from->k);
+        memset(dst + r->from->k, 0, sizeof(*dst) * (size_t)(r->from->k_pad - r->from->k));
+    }
+}
+
+/* Jobs whose input is rounded get an operand of their own, with rows in order. */
+static const struct gemm_job *round_trip_jobs(struct pool *pool, struct arena *scratch,
+                                              const struct gemm_job *job, int n_job)
+{
+    struct gemm_job *copy = arena_alloc(scratch, (size_t)n_job, sizeof(*copy));
+    for (int i = 0; i < n_job; i++) {
+        copy[i] = job[i];
+        if (job[i].w->type != WEIGHT_NVFP4 || !(job[i].w->input_scale > 0.0f) || job[i].m == 0)
+            continue;
+        struct operand *op = arena_alloc(scratch, 1, sizeof(*op));
+        *op = (struct operand){.m = job[i].m, .k = job[i].x->k, .k_pad = job[i].x->k_pad};
+        float *rows = arena_alloc(scratch, (size_t)op->m * (size_t)op->k_pad, sizeof(*rows));
+        struct round_trip r = {&job[i], op, rows};
+        pool_range(pool, op->m, 1, round_trip_rows, &r);
+        op->f32 = rows;
+        copy[i].x = op;
+        copy[i].row = NULL;
+    }
+    return copy;
+}
+
+/* ---- the product ------------------------------------------------------------------------------- */
+
+struct item {
+    int job, panel, n_panel;
+};
+
+struct run {
+    const struct gemm_table *table;
+    enum compute mode;
+    const struct gemm_job *job;
+    const struct item *item;
+    uint8_t *scratch; /* (workers, scratch_bytes), for blocks */
+    size_t scratch_bytes;
+};
+
+static void set_row(struct gemm_tile *t, int slot, enum gemm_form form, const struct operand *x, size_t at)
+{
+    switch (form) {
+    case GEMM_BF16:
+        t->x[slot] = x->bf16 + at;
+        return;
+    case GEMM_I8:
+        t->x[slot] = x->i8 + at;
+        t->x_scale[slot] = x->i8_scale + at / FP4_GROUP;
+        t->x_bias[slot] = x->i8_bias + at / FP4_GROUP;
+        return;
+    default:
+        t->x[slot] = x->f32 + at;
+    }
+}
+
+/* What stays the same over the panels of an item, for one tile of rows. */
+struct pass {
+    const struct gemm_table *table;
+    const struct gemm_job *job;
+    gemm_tile_fn *fn;
+    const struct item *item;
+    int first_row; /* of the tile in the job */
+};
+
+/* Sums (n_row, WEIGHT_PANEL) of one panel, and of its partner where gated, to y. */
+static void finish_panel(const struct pass *s, int n_row, int panel, const float *sum, const float *sum_up)
+{
+    const struct gemm_job *j = s->job;
+    int col = panel * WEIGHT_PANEL;
+    struct gemm_finish f = {.sum = sum,
+                            .sum_up = sum_up,
+                            .scale = j->w->global_scale,
+                            .scale_up = j->up ? j->up->global_scale : 0.0f,
+                            .bias = j->bias ? j->bias + col : NULL,
+                            .y = j->y + (size_t)s->first_row * (size_t)j->ldy + col,
+                            .n_row = n_row,
+                            .n = j->w->n - col < WEIGHT_PANEL ? j->w->n - col : WEIGHT_PANEL,
+                            .ldy = j->ldy,
+                            .gated = j->up != NULL,
+                            .accumulate = j->accumulate};
+    s->table->finish(&f);
+}
+
+/* Gate and up in turns of GATED_RUN panels, so that each is read as one stream. */
+static void run_gated(const struct pass *s, struct gemm_tile *t, float *sum)
+{
+    size_t bytes = weight_panel_bytes(s->job->w);
+    int end = s->item->panel + s->item->n_panel;
+    for (int first = s->item->panel, n; first < end; first += n) {
+        n = end - first < GATED_RUN ? end - first : GATED_RUN;
+        for (int i = 0; i < 2 * n; i++) {
+            const struct weight *w = i < n ? s->job->w : s->job->up;
+            t->panel[0] = w->data + (size_t)(first + i % n) * bytes;
+            t->sum = sum + (size_t)i * PANEL_SUMS;
+            s->fn(t);
+        }
+        for (int i = 0; i < n; i++)
+            finish_panel(s, t->n_row, first + i, sum + (size_t)i * PANEL_SUMS,
+                         sum + (size_t)(n + i) * PANEL_SUMS);
+    }
+}
+
+/* Panels in order, two at a time if paired: a gate with its up, or neighbours. */
+static void run_panels(const struct pass *s, struct gemm_tile *t, float *sum, bool paired)
+{
+    const struct gemm_job *j = s->job;
+    size_t bytes = weight_panel_bytes(j->w);
+    int end = s->item->panel + s->item->n_panel;
+    t->sum = sum;
+    for (int p = s->item->panel, done; p < end; p += done) {
+        t->panel[0] = j->w->data + (size_t)p * bytes;
+        t->n_panel = paired && (j->up || p + 1 < end) ? 2 : 1;
+        if (t->n_panel == 2)
+            t->panel[1] = j->up ? j->up->data + (size_t)p * bytes : t->panel[0] + bytes;
+        s->fn(t);
+        done = j->up ? 1 : t->n_panel;
+        for (int i = 0; i < done; i++)
+            finish_panel(s, t->n_row, p + i, sum + (size_t)i * PANEL_SUMS, sum + PANEL_SUMS);
+    }
+}
+
+/* The kernel that takes this job in blocks, or NULL. */
+static gemm_block_fn *block_for(const struct gemm_table *table, enum compute mode, const struct gemm_job *j)
+{
+    bool fits = gemm_form_for(table, j->w->type, mode) == GEMM_BF16;
+    return fits ? table->block[j->w->type] : NULL;
+}
+
+/* Elements of a row of x that a block reads. */
+static size_t block_row(const struct gemm_job *j)
+{
+    return ((size_t)j->w->k + 31) / 32 * 32;
+}
+
+/* Scratch of one worker: decoded panels, then gathered rows. */
+static size_t block_scratch(const struct gemm_job *j)
+{
+    size_t n_row = (size_t)(j->m < GEMM_BLOCK_ROW ? j->m : GEMM_BLOCK_ROW);
+    size_t gathered = j->row ? n_row * (size_t)j->x->k_pad * sizeof(uint16_t) : 0;
+    return gemm_block_decode_bytes(j->w->k) + (gathered + 63) / 64 * 64;
+}
+
+/* Rows first .. first + n_row - 1 of the job, one k_pad after another: in place where they lie so. */
+static void set_block_rows(struct gemm_block *b, const struct gemm_job *j, int first, uint16_t *gather)
+{
+    size_t at, stride = (size_t)j->x->k_pad;
+    bool in_place = true;
+    for (int i = 1; j->row && i < b->n_row; i++)
+        in_place &= j->row[first + i] == j->row[first] + i;
+    const struct operand *x = job_row(j, first, &at);
+    b->x = in_place ? x->bf16 + at : gather;
+    b->x_stride = stride;
+    for (int i = 0; !in_place && i < b->n_row; i++) {
+        x = job_row(j, first + i, &at);
+        memcpy(gather + (size_t)i * stride, x->bf16 + at, block_row(j) * sizeof(*gather));
+    }
+}
+
+/* Gate with up, or neighbours, against up to GEMM_BLOCK_ROW rows at a time. */
+static void run_blocks(const struct run *r, const struct item *it, gemm_block_fn *fn, uint8_t *scratch)
+{
+    const struct gemm_job *j = &r->job[it->job];
+    size_t bytes = weight_panel_bytes(j->w);
+    _Alignas(64) float sum[2 * BLOCK_SUMS];
+    struct pass pass = {.table = r->table, .job = j, .item = it};
+    struct gemm_block b = {.k = j->w->k, .decode = scratch, .sum = sum};
+    uint16_t *gather = (uint16_t *)(void *)(scratch + gemm_block_decode_bytes(b.k));
+    int end = it->panel + it->n_panel;
+    for (; pass.first_row < j->m; pass.first_row += b.n_row) {
+        int left = j->m - pass.first_row;
+        b.n_row = left < GEMM_BLOCK_ROW ? left : GEMM_BLOCK_ROW;
+        set_block_rows(&b, j, pass.first_row, gather);
+        for (int p = it->panel, done; p < end; p += done) {
+            b.panel[0] = j->w->data + (size_t)p * bytes;
+            b.n_panel = j->up || p + 1 < end ? 2 : 1;
+            b.panel[1] = j->up ? j->up->data + (size_t)p * bytes : b.panel[0] + bytes;
+            fn(&b);
+            done = j->up ? 1 : b.n_panel;
+            for (int i = 0; i < done; i++)
+                finish_panel(&pass, b.n_row, p + i, sum + (size_t)i * BLOCK_SUMS, sum + BLOCK_SUMS);
+        }
+    }
+}
+
+/* The same in tiles of a few rows. */
+static void run_tiles(const struct run *r, const struct item *it)
+{
+    const struct gemm_job *j = &r->job[it->job];
+    enum weight_type type = j->w->type;
+    enum gemm_form form = gemm_form_for(r->table, type, r->mode);
+    const int *max_row = r->table->max_row[type][form];
+    _Alignas(64) float sum[2 * GATED_RUN * PANEL_SUMS];
+    struct pass pass = {.table = r->table, .job = j, .fn = r->table->tile[type][form], .item = it};
+    struct gemm_tile t = {.k = j->w->k, .n_panel = 1};
+
+    /* Few rows: one pass that reads each panel once. Two panels at a time decode faster, and a chain of dense
+     * products needs the second to hide its latency; but neighbours of NVFP4 are short streams side by side,
+     * which the caches prefetch badly (half the speed at k = 768): one after another. Many rows: whichever
+     * shape has more sums at once, in tiles of nearly equal height. */
+    bool paired = 2 * max_row[2] > max_row[1];
+    if (j->m <= max_row[1])
+        paired = j->m <= max_row[2] && (j->up || type != WEIGHT_NVFP4);
+    int height = max_row[paired ? 2 : 1], n_tile = (j->m + height - 1) / height;
+    for (int tile = 0; tile < n_tile; tile++, pass.first_row += t.n_row) {
+        t.n_row = (j->m - pass.first_row + n_tile - tile - 1) / (n_tile - tile);
+        for (int i = 0; i < t.n_row; i++) {
+            size_t at;
+            const struct operand *x = job_row(j, pass.first_row + i, &at);
+            set_row(&t, i, form, x, at);
+        }
+        if (j->up && !paired)
+            run_gated(&pass, &t, sum);
+        else
+            run_panels(&pass, &t, sum, paired);
+    }
+}
+
+static void run_item(void *arg, int item, int worker)
+{
+    const struct run *r = arg;
+    const struct item *it = &r->item[item];
+    gemm_block_fn *block = block_for(r->table, r->mode, &r->job[it->job]);
+    if (block)
+        run_blocks(r, it, block, r->scratch + (size_t)worker * r->scratch_bytes);
+    else
+        run_tiles(r, it);
+}
+
+static void check_job(const struct gemm_job *j)
+{
+    ASSERT(j->m >= 0 && j->x->k == j->w->k && j->ldy >= j->w->n);
+    ASSERT(j->row || j->m <= j->x->m);
+    ASSERT(!j->up || (j->up->n == j->w->n && j->up->k == j->w->k && j->up->type == j->w->type && !j->bias));
+}
+
+/* Panels an item: ITEM_BYTES of weights, fewer where that would leave workers idle. Even, for pairs of
+ * panels. */
+static int panels_per_item(const struct gemm_job *j, int workers, int n_job, bool block)
+{
+    int n_panel = weight_n_panel(j->w);
+    size_t bytes = weight_panel_bytes(j->w) * (j->up ? 2 : 1);
+    size_t fit = (block && j->m > WEIGHT_PANEL ? BLOCK_ITEM * ITEM_BYTES : ITEM_BYTES) / bytes;
+    int per = fit < 2 ? 2 : fit > 4096 ? 4096 : (int)fit & ~1;
+    int wanted = (ITEMS_PER_WORKER * workers + n_job - 1) / n_job; /* items of this job */
+    int spread = (n_panel + wanted - 1) / wanted;
+    spread = (spread + 1) & ~1;
+    return per < spread ? per : spread;
+}
+
+void gemm_run_with(const struct gemm_table *table, struct pool *pool, struct arena *scratch,
+                   enum compute mode, const struct gemm_job *job, int n_job)
+{
+    if (n_job <= 0)
+        return;
+    struct run r = {.table = table, .mode = mode, .job = job};
+    size_t n_item = 0;
+    int *per = arena_alloc(scratch, (size_t)n_job, sizeof(*per));
+    for (int i = 0; i < n_job; i++) {
+        check_job(&job[i]);
+        bool block = block_for(table, mode, &job[i]) != NULL;
+        size_t needed = block ? block_scratch(&job[i]) : 0;
+        r.scratch_bytes = needed > r.scratch_bytes ? needed : r.scratch_bytes;
+        per[i] = panels_per_item(&job[i], pool_size(pool), n_job, block);
+        n_item += job[i].m ? (size_t)((weight_n_panel(job[i].w) + per[i] - 1) / per[i]) : 0;
+    }
+    ASSERT(n_item < 1u << 30);
+    struct item *item = arena_alloc(scratch, n_item, sizeof(*item));
+    size_t at = 0;
+    for (int i = 0; i < n_job; i++) {
+        int n_panel = job[i].m ? weight_n_panel(job[i].w) : 0;
+        for (int p = 0; p < n_panel; p += per[i])
+            item[at++] = (struct item){i, p, n_panel - p < per[i] ? n_panel - p : per[i]};
+    }
+    r.item = item;
+    if (r.scratch_bytes)
+        r.scratch = arena_alloc(scratch, (size_t)pool_size(pool), r.scratch_bytes);
+    if (mode == COMPUTE_W4A4)
+        r.job = round_trip_jobs(pool, scratch, job, n_job);
+    pool_run(pool, (int)n_item, run_item, &r);
+}
+
+void gemm_run(struct pool *pool, struct arena *scratch, enum compute mode, const struct gemm_job *job,
+              int n_job)
+{
+    gemm_run_with(gemm_table_for(cpu_level()), pool, scratch, mode, job, n_job);
+}

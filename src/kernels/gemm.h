@@ -1,0 +1,57 @@
+/* Grouped matrix products: the one entry through which every linear layer goes.
+ *
+ * A call carries any number of jobs (q, k and v; or the gate and up of all active experts), cut into
+ * (job, panel range) items that the pool's workers draw by ticket.
+ *
+ * Contract: an output row depends on its own input row, the weight and the compute mode alone, bit for bit,
+ * whatever m, the other jobs and the number of threads are: sums over K run in one fixed order that the
+ * one-row and the many-row kernels share. */
+#ifndef NYB_KERNELS_GEMM_H
+#define NYB_KERNELS_GEMM_H
+
+#include "base/arena.h"
+#include "base/pool.h"
+#include "kernels/weight.h"
+
+/* How operands are rounded before they are multiplied; sums are fp32 (int32 within a group of 16 for int8).
+ */
+enum compute {
+    COMPUTE_BF16,   /* activations to bf16: the default                                        */
+    COMPUTE_STRICT, /* fp32 throughout: the truth for tests                                    */
+    COMPUTE_INT8,   /* activations to int8 with a scale for each 16: faster, under 1 % error   */
+    COMPUTE_W4A4,   /* strict, but the input of every NVFP4 matrix goes through fp4_round_trip_row */
+    COMPUTE_COUNT
+};
+const char *compute_name(enum compute c);
+
+/* Activations, prepared once and used by several jobs. Made by gemm_prepare. Rows are k_pad elements apart
+ * and zero from k on. */
+struct operand {
+    int m, k;
+    int k_pad;              /* an odd multiple of 32, so that rows do not meet in one cache set      */
+    const float *f32;       /* (m, k_pad) always; its values are bf16 unless strict or w4a4          */
+    const uint16_t *bf16;   /* (m, k_pad): bf16 and int8 modes                                       */
+    const int8_t *i8;       /* (m, k_pad): int8 mode; each 8 in the order k = 0 4 1 5 2 6 3 7        */
+    const float *i8_scale;  /* (m, k_pad / 16)                                                       */
+    const int32_t *i8_bias; /* (m, k_pad / 16): -12 * sum of the group, as unsigned weights need it */
+};
+
+struct gemm_job {
+    const struct weight *w;  /* (n, k)                                                     */
+    const struct weight *up; /* NULL; or (n, k): y = silu(w x + bias) * (up x), gate is w  */
+    const struct operand *x;
+    const int32_t *row; /* (m) rows of x; NULL: rows 0..m-1                           */
+    int m;
+    float *y; /* (m, ldy) fp32                                              */
+    int ldy;
+    const float *bias; /* (n) or NULL; not with `up`                                 */
+    bool accumulate;   /* y += instead of y =                                        */
+};
+
+/* x (m, k) to the operand form of `mode`; memory comes from the arena, work runs on the pool. */
+void gemm_prepare(struct pool *pool, struct arena *arena, enum compute mode, const float *x, int m, int k,
+                  struct operand *out);
+void gemm_run(struct pool *pool, struct arena *scratch, enum compute mode, const struct gemm_job *job,
+              int n_job);
+
+#endif

@@ -1,0 +1,91 @@
+/* What the grouped product is built from: tiles of one or two panels and a few rows, one table a CPU level.
+ *
+ * A tile function computes raw sums, without global scale, of its panels against the rows of x. Every output
+ * is one chain of operations over K whose order depends on the weight type and operand form alone: this is
+ * where the contract of gemm.h (the same bits for any m) is kept. Within NVFP4 that order is, for each group
+ * of 16: a dot product of codes and x from zero, then sum = fma(block scale, dot, sum). */
+#ifndef NYB_KERNELS_GEMM_TILE_H
+#define NYB_KERNELS_GEMM_TILE_H
+
+#include "base/cpu.h"
+#include "kernels/gemm.h"
+
+#define GEMM_TILE_ROW 12 /* at most, of x */
+
+enum gemm_form { GEMM_F32, GEMM_BF16, GEMM_I8, GEMM_FORM_COUNT }; /* of x */
+
+struct gemm_tile {
+    const uint8_t *panel[2]; /* second: gate's partner, or the next panel         */
+    int n_panel;             /* 1 or 2                                            */
+    int k;
+    int n_row;                            /* 1 .. max_row of the table                         */
+    const void *x[GEMM_TILE_ROW];         /* rows in the form of the kernel      */
+    const float *x_scale[GEMM_TILE_ROW];  /* I8 only: (k / 16)                   */
+    const int32_t *x_bias[GEMM_TILE_ROW]; /* I8 only: (k / 16)                   */
+    float *sum;                           /* (n_panel, GEMM_TILE_ROW, WEIGHT_PANEL), 64-byte aligned */
+};
+typedef void gemm_tile_fn(const struct gemm_tile *t);
+
+/* A level with a matrix unit takes one or two panels against many rows of x at once instead, and decodes each
+ * panel once for all of them. Its products of even and of odd k are summed apart within a group of 16 (NVFP4)
+ * or 32 (BF16). */
+#define GEMM_BLOCK_ROW 256 /* at most, of x */
+
+struct gemm_block {
+    const uint8_t *panel[2]; /* as in a tile                                            */
+    int n_panel, k;
+    const uint16_t *x; /* (n_row, x_stride) bf16, zero from k on up to a multiple of 32 */
+    size_t x_stride;
+    int n_row;       /* 1 .. GEMM_BLOCK_ROW                                                   */
+    uint8_t *decode; /* of the caller's: gemm_block_decode_bytes, 64-byte aligned             */
+    float *sum;      /* (n_panel, GEMM_BLOCK_ROW, WEIGHT_PANEL), 64-byte aligned              */
+};
+typedef void gemm_block_fn(const struct gemm_block *b);
+
+/* A few decoded groups, or as many rows of floats as do without the matrix unit. */
+static inline size_t gemm_block_decode_bytes(int k)
+{
+    return ((size_t)k * 4 * sizeof(float) + 63) / 64 * 64 + 4096;
+}
+
+/* From raw sums to y: one panel of a tile or block. */
+struct gemm_finish {
+    const float *sum, *sum_up; /* (n_row, WEIGHT_PANEL); sum_up only if gated */
+    float scale, scale_up;     /* global scales                               */
+    const float *bias;         /* NULL or (n)                                 */
+    float *y;                  /* (n_row, ldy)                                */
+    int n_row, n, ldy;         /* n: 1 .. WEIGHT_PANEL                        */
+    bool gated, accumulate;
+};
+typedef void gemm_finish_fn(const struct gemm_finish *f);
+
+/* One row of x to its forms. Outputs that the mode does not use are NULL. */
+struct gemm_row {
+    const float *x; /* (k) */
+    int k, k_pad;
+    float *f32;
+    uint16_t *bf16;
+    int8_t *i8;
+    float *i8_scale;
+    int32_t *i8_bias;
+};
+typedef void gemm_row_fn(const struct gemm_row *r);
+
+struct gemm_table {
+    /* NULL: this level has no such form; a mode then takes the next one of gemm_form_for. */
+    gemm_tile_fn *tile[WEIGHT_TYPE_COUNT][GEMM_FORM_COUNT];
+    int max_row[WEIGHT_TYPE_COUNT][GEMM_FORM_COUNT][3]; /* [..][n_panel] rows a tile     */
+    gemm_block_fn *block[WEIGHT_TYPE_COUNT];            /* NULL, or in place of the tiles of GEMM_BF16 */
+    gemm_finish_fn *finish;
+    gemm_row_fn *row;
+};
+
+/* Rows of gemm_kernels.def up to `level`, later ones over earlier ones. */
+const struct gemm_table *gemm_table_for(enum cpu_level level);
+enum gemm_form gemm_form_for(const struct gemm_table *t, enum weight_type type, enum compute mode);
+void gemm_run_with(const struct gemm_table *table, struct pool *pool, struct arena *scratch,
+                   enum compute mode, const struct gemm_job *job, int n_job);
+void gemm_prepare_with(const struct gemm_table *table, struct pool *pool, struct arena *arena,
+                       enum compute mode, const float *x, int m, int k, struct operand *out);
+
+#endif

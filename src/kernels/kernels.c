@@ -1,0 +1,18 @@
+#include "kernels/ops.h"
+
+static const struct kernels table[CPU_LEVEL_COUNT] = {
+#define OPS_ROW(level, norm_, qkv_, attention_, router_, combine_) \
+    [level] = {#level, norm_, qkv_, attention_, router_, combine_},
+    OPS_TABLE(OPS_ROW)
+#undef OPS_ROW
+};
+
+const struct kernels *kernels_at(enum cpu_level level)
+{
+    return &table[level];
+}
+
+const struct kernels *kernels_cpu(void)
+{
+    return kernels_at(cpu_level());
+}

@@ -1,0 +1,116 @@
+/* The operator table: everything a layer does besides gemm.h, for one device. CPU now; CUDA fills the same.
+ *
+ * All operators run on the pool and obey the contract of gemm.h: a row's result depends on that row's inputs
+ * alone, bit for bit, for any batch and thread count. All activations are fp32, row-major. */
+#ifndef NYB_KERNELS_KERNELS_H
+#define NYB_KERNELS_KERNELS_H
+
+#include "base/arena.h"
+#include "base/pool.h"
+#include "kernels/gemm.h"
+
+/* ---- paged KV cache ------------------------------------------------------------------------------ */
+
+enum kv_type { KV_F32, KV_BF16, KV_FP8 };
+#define KV_BLOCK 16 /* tokens a block */
+
+/* One layer's cache. Block b holds, for each KV head, KV_BLOCK keys and KV_BLOCK values; the layout inside
+ * belongs to the kernels (kv_block_bytes tells the size). */
+struct kv_layer {
+    enum kv_type type;
+    uint8_t *k, *v; /* (n_block) blocks of kv_block_bytes() each */
+    int n_block;
+    int n_kv_head, head_dim;
+    float k_scale, v_scale; /* FP8: stored = x / scale */
+};
+size_t kv_block_bytes(enum kv_type type, int n_kv_head, int head_dim); /* of k, and again of v */
+
+/* One step, as plain data so that it can be broadcast as bytes. Written by the scheduler, read-only after. */
+struct batch {
+    int n_seq;                  /* sequences taking part                                          */
+    int n_tok;                  /* rows of the hidden state this step                             */
+    int n_block_max;            /* columns of block_table                                         */
+    int n_out;                  /* rows whose logits are wanted                                   */
+    const int32_t *tok;         /* (n_tok) ids                                                    */
+    const int32_t *pos;         /* (n_tok) position in its sequence                               */
+    const int32_t *slot;        /* (n_tok) block * KV_BLOCK + offset where its K and V land       */
+    const int32_t *seq_start;   /* (n_seq + 1) prefix sums over tok                               */
+    const int32_t *block_table; /* (n_seq, n_block_max), -1 padded                                */
+    const int32_t *out_row;     /* (n_out) rows of tok                                            */
+};
+
+/* ---- operators ----------------------------------------------------------------------------------- */
+
+struct norm_args {
+    const float *x;      /* (m, n)                                              */
+    const float *weight; /* (n)                                                 */
+    float *residual;     /* NULL; or (m, n): residual += x first, norm of that  */
+    float *y;            /* (m, n)                                              */
+    int m, n;
+    float eps; /* y = r * rsqrt(mean(r^2) + eps) * weight             */
+};
+
+enum rope_style { ROPE_HALF, ROPE_INTERLEAVED }; /* pairs (i, i + d/2), or (2i, 2i + 1) */
+
+/* In place on q and k rows: optional per-head RMSNorm, then rotary embedding of the first rotary_dim
+ * elements of each head; then k and v go to the cache at batch.slot. */
+struct qkv_args {
+    float *q;                     /* (n_tok, n_head * head_dim)                                      */
+    float *k, *v;                 /* (n_tok, n_kv_head * head_dim)                                   */
+    const float *q_norm, *k_norm; /* (head_dim) or NULL                                      */
+    float norm_eps;
+    const float *cos, *sin; /* (max_pos, rotary_dim / 2)                                     */
+    enum rope_style style;
+    int rotary_dim, n_head, n_kv_head, head_dim, n_tok;
+    const int32_t *pos, *slot;
+    struct kv_layer *kv;
+};
+
+/* Causal attention over the paged cache, softmax in fp32. */
+struct attention_args {
+    const float *q; /* (n_tok, n_head * head_dim), rotated */
+    float *y;       /* (n_tok, n_head * head_dim)          */
+    const struct kv_layer *kv;
+    const struct batch *batch;
+    int n_head;
+    float scale; /* usually head_dim^-0.5               */
+};
+
+enum router_score { ROUTER_SOFTMAX, ROUTER_SIGMOID };
+struct router_args {
+    const float *logits; /* (m, n_expert) fp32                                                        */
+    const float *bias;   /* (n_expert) added for the choice only, or NULL                             */
+    enum router_score score;
+    int m, n_expert, top_k, n_group, top_group; /* n_group 1: no groups                               */
+    bool normalize;    /* weights divided by their sum                                              */
+    bool softmax_topk; /* softmax over the chosen logits only (Mixtral; equal to softmax + normalize) */
+    float norm_min;    /* the sum is at least this (ERNIE moe_norm_min); added instead if norm_add  */
+    bool norm_add;     /* GLM: sum + norm_min                                                        */
+    float scaling;     /* routed_scaling_factor                                                     */
+    int32_t *expert;   /* (m, top_k), best first, ties to the lowest index                          */
+    float *weight;     /* (m, top_k)                                                                */
+};
+
+/* y[t] = (shared ? shared[t] : 0) + sum over s of weight[t, s] * part[slot_row[t, s]], slots in order. */
+struct combine_args {
+    const float *part;       /* (rows, n)      */
+    const int32_t *slot_row; /* (m, top_k)     */
+    const float *weight;     /* (m, top_k)     */
+    const float *shared;     /* (m, n) or NULL */
+    float *y;                /* (m, n)         */
+    int m, n, top_k;
+};
+
+struct kernels {
+    const char *name;
+    void (*rmsnorm)(struct pool *, const struct norm_args *);
+    void (*qkv)(struct pool *, const struct qkv_args *);
+    void (*attention)(struct pool *, struct arena *scratch, const struct attention_args *);
+    void (*router)(struct pool *, const struct router_args *);
+    void (*combine)(struct pool *, const struct combine_args *);
+};
+
+/* The table for the CPU level in force (base/cpu.h), filled from ref/ and overlaid upward. */
+const struct kernels *kernels_cpu(void);
+
+#endif

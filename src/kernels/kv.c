@@ -1,0 +1,110 @@
+#include "kernels/kv.h"
+
+#include "fp4/fp4.h"
+
+static size_t element_bytes(enum kv_type type)
+{
+    return type == KV_F32 ? 4 : type == KV_BF16 ? 2 : 1;
+}
+
+/* A whole number of 64-byte vectors for each token (f32) or pair of tokens (the others). */
+int kv_pad(enum kv_type type, int head_dim)
+{
+    int to = type == KV_FP8 ? 32 : 16;
+    return (head_dim + to - 1) / to * to;
+}
+
+size_t kv_head_bytes(enum kv_type type, int head_dim)
+{
+    return (size_t)KV_BLOCK * (size_t)kv_pad(type, head_dim) * element_bytes(type);
+}
+
+size_t kv_block_bytes(enum kv_type type, int n_kv_head, int head_dim)
+{
+    return (size_t)n_kv_head * kv_head_bytes(type, head_dim);
+}
+
+const char *kv_type_name(enum kv_type type)
+{
+    static const char *const name[] = {"f32", "bf16", "fp8"};
+    return name[type];
+}
+
+/* Start of a head's region in the block that holds `slot`. */
+static uint8_t *region(const struct kv_layer *kv, uint8_t *base, int32_t slot, int head)
+{
+    ASSERT(slot >= 0 && slot / KV_BLOCK < kv->n_block && head >= 0 && head < kv->n_kv_head);
+    size_t head_bytes = kv_head_bytes(kv->type, kv->head_dim);
+    size_t block = (size_t)(slot / KV_BLOCK);
+    return base + (block * (size_t)kv->n_kv_head + (size_t)head) * head_bytes;
+}
+
+/* The three layouts of kv.h for token j of a block, dimension by dimension. */
+static void put_f32(uint8_t *kd, uint8_t *vd, size_t pad, size_t j, const float *k, const float *v, size_t d)
+{
+    for (size_t i = 0; i < d; i++)
+        memcpy(kd + 4 * (i * KV_BLOCK + j), k + i, 4);
+    memcpy(vd + 4 * j * pad, v, d * 4);
+}
+
+static void put_bf16(uint8_t *kd, uint8_t *vd, size_t pad, size_t j, const float *k, const float *v, size_t d)
+{
+    uint8_t *key = kd + 4 * j, *value = vd + j / 2 * 4 * pad + j % 2 * 2;
+    for (size_t i = 0; i < d; i += 2) {
+        uint16_t pair[2] = {bf16_from_float(k[i]), bf16_from_float(k[i + 1])};
+        memcpy(key + i * 2 * KV_BLOCK, pair, 4);
+    }
+    for (size_t i = 0; i < d; i++) {
+        uint16_t b = bf16_from_float(v[i]);
+        memcpy(value + 4 * i, &b, 2);
+    }
+}
+
+static void put_fp8(const struct kv_layer *kv, uint8_t *kd, uint8_t *vd, size_t pad, size_t j, const float *k,
+                    const float *v)
+{
+    float k_inverse = 1.0f / kv->k_scale, v_inverse = 1.0f / kv->v_scale;
+    for (size_t i = 0; i < (size_t)kv->head_dim; i++) {
+        kd[kv_key_index(KV_FP8, i, j)] = fp4_e4m3_from_float(k[i] * k_inverse);
+        vd[kv_value_index(KV_FP8, pad, i, j)] = fp4_e4m3_from_float(v[i] * v_inverse);
+    }
+}
+
+static float get(const uint8_t *base, enum kv_type type, size_t index, float scale)
+{
+    float x;
+    uint16_t b;
+    switch (type) {
+    case KV_F32:
+        memcpy(&x, base + 4 * index, 4);
+        return x;
+    case KV_BF16:
+        memcpy(&b, base + 2 * index, 2);
+        return bf16_to_float(b);
+    case KV_FP8:
+        break;
+    }
+    return fp4_e4m3_value[base[index]] * scale;
+}
+
+void kv_store(const struct kv_layer *kv, int32_t slot, int head, const float *k, const float *v)
+{
+    uint8_t *kd = region(kv, kv->k, slot, head), *vd = region(kv, kv->v, slot, head);
+    size_t j = (size_t)(slot % KV_BLOCK), pad = (size_t)kv_pad(kv->type, kv->head_dim);
+    if (kv->type == KV_F32)
+        put_f32(kd, vd, pad, j, k, v, (size_t)kv->head_dim);
+    else if (kv->type == KV_BF16)
+        put_bf16(kd, vd, pad, j, k, v, (size_t)kv->head_dim);
+    else
+        put_fp8(kv, kd, vd, pad, j, k, v);
+}
+
+void kv_load(const struct kv_layer *kv, int32_t slot, int head, float *k, float *v)
+{
+    const uint8_t *ks = region(kv, kv->k, slot, head), *vs = region(kv, kv->v, slot, head);
+    size_t j = (size_t)(slot % KV_BLOCK), pad = (size_t)kv_pad(kv->type, kv->head_dim);
+    for (size_t i = 0; i < (size_t)kv->head_dim; i++) {
+        k[i] = get(ks, kv->type, kv_key_index(kv->type, i, j), kv->k_scale);
+        v[i] = get(vs, kv->type, kv_value_index(kv->type, pad, i, j), kv->v_scale);
+    }
+}

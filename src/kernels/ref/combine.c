@@ -1,0 +1,34 @@
+/* The experts' outputs of each token, weighted and added in slot order. */
+#include "kernels/ops.h"
+#include "kernels/row.h"
+
+#define COLUMNS 1024 /* of an item: one token still keeps several workers busy */
+
+struct run {
+    const struct combine_args *a;
+    int pieces; /* items a row */
+};
+
+static void run_piece(void *arg, int item, int worker)
+{
+    (void)worker;
+    const struct run *r = arg;
+    const struct combine_args *a = r->a;
+    size_t n = (size_t)a->n, t = (size_t)(item / r->pieces), k = (size_t)a->top_k;
+    size_t begin = (size_t)(item % r->pieces) * COLUMNS, len = n - begin < COLUMNS ? n - begin : COLUMNS;
+    float *y = a->y + t * n + begin;
+    if (a->shared)
+        memmove(y, a->shared + t * n + begin, len * sizeof(float));
+    else
+        memset(y, 0, len * sizeof(float));
+    for (size_t s = 0; s < k; s++) {
+        const float *part = a->part + (size_t)a->slot_row[t * k + s] * n + begin;
+        row_add_scaled(y, part, a->weight[t * k + s], len);
+    }
+}
+
+void ROW_VARIANT(combine)(struct pool *pool, const struct combine_args *a)
+{
+    struct run r = {a, (a->n + COLUMNS - 1) / COLUMNS};
+    pool_run(pool, a->m * r.pieces, run_piece, &r);
+}

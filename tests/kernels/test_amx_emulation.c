@@ -1,0 +1,336 @@
+/* The walk over matrix tiles, run on an emulator of the tile instructions: what it loads, in which order it
+ * sums, and that no output depends on the other rows. Where there is a matrix unit, its bits are compared
+ * with the emulator's. */
+#include <math.h>
+
+#include "test.h"
+
+#include "fp4/fp4.h"
+#include "kernels/gemm_tile.h"
+
+/* ---- the emulator ------------------------------------------------------------------------------ */
+
+/* Eight tiles as LDTILECFG and its companions define them (Intel, Architecture Instruction Set Extensions and
+ * Future Features, chapter on AMX). */
+static struct {
+    uint8_t n_row[8];
+    uint16_t line_bytes[8];
+    uint8_t bytes[8][16][64];
+    bool configured;
+} unit;
+
+static float flush(float f)
+{
+    return fabsf(f) < 0x1p-126f ? copysignf(0.0f, f) : f;
+}
+
+static float half(const uint8_t *line, int i)
+{
+    uint16_t bits;
+    memcpy(&bits, line + 2 * i, 2);
+    return flush(bf16_to_float(bits));
+}
+
+static void emulate_zero(int n)
+{
+    assert_true(unit.configured && unit.n_row[n] > 0);
+    memset(unit.bytes[n], 0, sizeof(unit.bytes[n]));
+}
+
+static void emulate_load(int n, const void *from, size_t stride)
+{
+    assert_true(unit.configured && unit.n_row[n] > 0);
+    memset(unit.bytes[n], 0, sizeof(unit.bytes[n]));
+    for (size_t i = 0; i < unit.n_row[n]; i++)
+        memcpy(unit.bytes[n][i], (const uint8_t *)from + i * stride, unit.line_bytes[n]);
+}
+
+static void emulate_store(int n, void *to, size_t stride)
+{
+    for (size_t i = 0; i < unit.n_row[n]; i++)
+        memcpy((uint8_t *)to + i * stride, unit.bytes[n][i], unit.line_bytes[n]);
+}
+
+/* TDPBF16PS: even and odd elements of the line of A in two chains of fma from zero, the chains' sum to C;
+ * subnormals count as zero throughout. */
+static void emulate_dpbf16(int c, int a, int b)
+{
+    assert_int_equal(unit.n_row[c], unit.n_row[a]);
+    assert_int_equal(unit.n_row[b] * 4, unit.line_bytes[a]);
+    assert_int_equal(unit.line_bytes[b], unit.line_bytes[c]);
+    for (int m = 0; m < unit.n_row[c]; m++)
+        for (int n = 0; n < unit.line_bytes[c] / 4; n++) {
+            float chain[2] = {0.0f, 0.0f}, sum;
+            for (int k = 0; k < unit.n_row[b]; k++)
+                for (int i = 0; i < 2; i++)
+                    chain[i] = flush(
+                        fmaf(half(unit.bytes[a][m], 2 * k + i), half(unit.bytes[b][k], 2 * n + i), chain[i]));
+            memcpy(&sum, unit.bytes[c][m] + 4 * n, 4);
+            sum = flush(flush(sum) + flush(chain[0] + chain[1]));
+            memcpy(unit.bytes[c][m] + 4 * n, &sum, 4);
+        }
+}
+
+#define TILE_CONFIG(config)                                                     \
+    do {                                                                        \
+        memcpy(unit.n_row, (config)->n_row, sizeof(unit.n_row));                \
+        memcpy(unit.line_bytes, (config)->line_bytes, sizeof(unit.line_bytes)); \
+        memset(unit.bytes, 0, sizeof(unit.bytes));                              \
+        unit.configured = true;                                                 \
+        assert_int_equal((config)->palette, 1);                                 \
+    } while (0)
+#define TILE_RELEASE()             (void)(unit.configured = false)
+#define TILE_ZERO(n)               emulate_zero(n)
+#define TILE_LOAD(n, from, stride) emulate_load(n, from, stride)
+#define TILE_STORE(n, to, stride)  emulate_store(n, to, stride)
+#define TILE_DPBF16(c, a, b)       emulate_dpbf16(c, a, b)
+#include "kernels/cpu/block_bf16_amx.h"
+#include "kernels/cpu/block_nvfp4_amx.h"
+
+/* ---- cases ------------------------------------------------------------------------------------- */
+
+#define MAX_ROWS 75
+#define POISON   0x1.5p100f
+
+struct block_case {
+    struct weight w;
+    struct gemm_block b;
+    uint8_t *decode;
+    uint16_t *x; /* (MAX_ROWS, x_stride) */
+    float *sum;
+};
+
+static void *aligned(size_t bytes)
+{
+    void *p = NULL;
+    assert_int_equal(posix_memalign(&p, 64, (bytes + 63) / 64 * 64), 0);
+    return p;
+}
+
+static void make_case(struct block_case *c, uint64_t *seed, enum weight_type type, int k)
+{
+    const int n = 2 * WEIGHT_PANEL;
+    size_t row_bytes = weight_row_bytes(type, k), n_scale = (size_t)(n * k / FP4_GROUP);
+    uint8_t *rows = aligned((size_t)n * row_bytes), *scales = aligned(n_scale + 1);
+    c->w = (struct weight){.type = type, .n = n, .k = k, .global_scale = 1.0f};
+    c->w.data = aligned(weight_data_bytes(type, n, k));
+    for (size_t i = 0; i < (size_t)n * row_bytes; i++)
+        rows[i] = (uint8_t)test_random(seed);
+    for (size_t i = 0; type == WEIGHT_BF16 && i < (size_t)(n * k); i++) {
+        uint16_t bits = bf16_from_float(test_random_float(seed));
+        memcpy(rows + 2 * i, &bits, 2);
+    }
+    for (size_t i = 0; i < n_scale; i++) /* zero and subnormals, too */
+        scales[i] = (uint8_t)(test_random(seed) % 0x48);
+    weight_write(&c->w, 0, n, rows, scales);
+    free(rows);
+    free(scales);
+    size_t stride = (size_t)((k + 31) / 32 * 32 + 32);
+    c->x = aligned(MAX_ROWS * stride * sizeof(*c->x));
+    for (size_t i = 0; i < MAX_ROWS * stride; i++)
+        c->x[i] = i % stride < (size_t)k ? bf16_from_float(test_random_float(seed)) : 0;
+    c->decode = aligned(gemm_block_decode_bytes(k));
+    c->sum = aligned(2 * (size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL * sizeof(*c->sum));
+    size_t panel = weight_panel_bytes(&c->w);
+    c->b = (struct gemm_block){.panel = {c->w.data, c->w.data + panel},
+                               .n_panel = 2,
+                               .k = k,
+                               .x = c->x,
+                               .x_stride = stride,
+                               .decode = c->decode,
+                               .sum = c->sum};
+}
+
+static void free_case(struct block_case *c)
+{
+    free(c->w.data);
+    free(c->x);
+    free(c->decode);
+    free(c->sum);
+}
+
+static void run_block(struct block_case *c, int first, int n_row)
+{
+    c->b.x = c->x + (size_t)first * c->b.x_stride;
+    c->b.n_row = n_row;
+    for (int i = 0; i < 2 * GEMM_BLOCK_ROW * WEIGHT_PANEL; i++)
+        c->sum[i] = POISON;
+    if (c->w.type == WEIGHT_NVFP4)
+        block_nvfp4(&c->b);
+    else
+        block_bf16(&c->b);
+    assert_false(unit.configured);
+}
+
+/* Sum of (panel, row) in lane i. */
+static float sum_of(const struct block_case *c, int panel, int row, int i)
+{
+    return c->sum[(size_t)(panel * GEMM_BLOCK_ROW + row) * WEIGHT_PANEL + (size_t)i];
+}
+
+/* Values of one row of weights, and the scale of each 16 of them. */
+struct row_values {
+    float *w, *scale;
+};
+
+static void read_row(const struct block_case *c, int col, struct row_values *v)
+{
+    uint8_t *codes = aligned((size_t)c->w.k), *scales = aligned((size_t)c->w.k);
+    if (c->w.type == WEIGHT_BF16) {
+        weight_row_to_float(&c->w, col, v->w);
+    } else {
+        weight_read(&c->w, col, codes, scales);
+        for (int k = 0; k < c->w.k; k++)
+            v->w[k] = fp4_e2m1_value[codes[k / 2] >> (k % 2 * 4) & 15];
+        for (int g = 0; g < c->w.k / FP4_GROUP; g++)
+            v->scale[g] = fp4_e4m3_value[scales[g]];
+    }
+    free(codes);
+    free(scales);
+}
+
+/* Two chains of fma within `step` of K, their sum into the whole, through the block scale if there is one. */
+static float expected(const struct block_case *c, const struct row_values *v, const uint16_t *x)
+{
+    bool scaled = c->w.type == WEIGHT_NVFP4;
+    int step = scaled ? FP4_GROUP : TILE_K;
+    float sum = 0.0f;
+    for (int k = 0; k < c->w.k; k += step) {
+        float chain[2] = {0.0f, 0.0f};
+        for (int i = k; i < k + step && i < c->w.k; i++)
+            chain[i % 2] = fmaf(bf16_to_float(x[i]), v->w[i], chain[i % 2]);
+        float dot = chain[0] + chain[1];
+        sum = scaled ? fmaf(v->scale[k / FP4_GROUP], dot, sum) : sum + dot;
+    }
+    return sum;
+}
+
+static void check_sums(const struct block_case *c, int first, int n_row)
+{
+    size_t bytes = (size_t)c->w.k * sizeof(float);
+    struct row_values v = {aligned(bytes), aligned(bytes)};
+    for (int col = 0; col < c->b.n_panel * WEIGHT_PANEL; col++) {
+        read_row(c, col, &v);
+        for (int row = 0; row < n_row; row++) {
+            float want = expected(c, &v, c->x + (size_t)(first + row) * c->b.x_stride);
+            float found = sum_of(c, col / WEIGHT_PANEL, row, col % WEIGHT_PANEL);
+            if (memcmp(&found, &want, sizeof(want)))
+                fail_msg("k=%d rows %d..%d: sum[%d,%d] is %a, expected %a", c->w.k, first, first + n_row - 1,
+                         row, col, (double)found, (double)want);
+        }
+    }
+    int touched = (n_row + TILE_ROW - 1) / TILE_ROW * TILE_ROW; /* a whole tile may be */
+    for (int panel = 0; panel < 2; panel++)
+        for (int row = panel < c->b.n_panel ? touched : 0; row < GEMM_BLOCK_ROW; row++)
+            for (int i = 0; i < WEIGHT_PANEL; i++)
+                assert_true(sum_of(c, panel, row, i) == POISON);
+    free(v.w);
+    free(v.scale);
+}
+
+static void check_type(enum weight_type type, int k_unit)
+{
+    static const int n_row[] = {1, 2, 15, 16, 17, 31, 32, 33, 48, 50, 64, MAX_ROWS};
+    uint64_t seed = 7;
+    if (cpu_level() < CPU_AVX512)
+        skip();
+    for (int round = 0; round < 24; round++) {
+        struct block_case c;
+        make_case(&c, &seed, type, k_unit * (1 + (int)(test_random(&seed) % (uint64_t)(320 / k_unit))));
+        c.b.n_panel = 1 + round % 2;
+        int n = n_row[round / 2], first = (int)(test_random(&seed) % (uint64_t)(MAX_ROWS - n + 1));
+        run_block(&c, first, n);
+        check_sums(&c, first, n);
+        free_case(&c);
+    }
+}
+
+static void test_nvfp4(void **state)
+{
+    (void)state;
+    check_type(WEIGHT_NVFP4, 16);
+}
+
+static void test_bf16(void **state)
+{
+    (void)state;
+    check_type(WEIGHT_BF16, 1);
+}
+
+/* Through the grouped product: rows picked by index, more of them than a block has, gate with up. */
+static void test_grouped(void **state)
+{
+    enum { M = GEMM_BLOCK_ROW + 37, N = 40, K = 48 };
+    (void)state;
+    if (cpu_level() < CPU_AVX512)
+        skip();
+    uint64_t seed = 5;
+    struct gemm_table table = *gemm_table_for(CPU_AVX512);
+    table.block[WEIGHT_NVFP4] = block_nvfp4;
+    table.block[WEIGHT_BF16] = block_bf16;
+    struct pool *pool;
+    struct arena arena;
+    assert_int_equal(pool_open(&pool, 1, NULL), NYB_OK); /* there is one emulated unit */
+    arena_init(&arena, 1 << 20);
+    for (int round = 0; round < 8; round++) {
+        struct block_case c;
+        make_case(&c, &seed, round % 2 ? WEIGHT_BF16 : WEIGHT_NVFP4, K);
+        float *x = arena_alloc(&arena, (size_t)M * K, sizeof(*x));
+        int32_t *row = arena_alloc(&arena, M, sizeof(*row));
+        for (int i = 0; i < M * K; i++)
+            x[i] = test_random_float(&seed);
+        for (int i = 0; i < M; i++)
+            row[i] = round & 4 ? (i * 5 + 3) % M : i;
+        struct operand op;
+        gemm_prepare_with(&table, pool, &arena, COMPUTE_BF16, x, M, K, &op);
+        float *y[2];
+        for (int pass = 0; pass < 2; pass++) { /* all rows at once; each alone */
+            y[pass] = arena_alloc(&arena, (size_t)M * N, sizeof(**y));
+            for (int i = 0; i < (pass ? M : 1); i++) {
+                struct gemm_job job = {.w = &c.w, .up = round & 2 ? &c.w : NULL, .x = &op, .ldy = N};
+                job.row = row + i;
+                job.m = pass ? 1 : M;
+                job.y = y[pass] + i * N;
+                gemm_run_with(&table, pool, &arena, COMPUTE_BF16, &job, 1);
+            }
+        }
+        for (int i = 0; i < M; i++)
+            assert_memory_equal(y[0] + i * N, y[1] + i * N, (size_t)c.w.n * sizeof(**y));
+        free_case(&c);
+        arena_reset(&arena);
+    }
+    arena_free(&arena);
+    pool_close(pool);
+}
+
+/* The real unit rounds as the emulator does, so that what holds here holds there. */
+static void test_hardware(void **state)
+{
+    (void)state;
+    if (cpu_level() < CPU_AMX)
+        skip();
+    uint64_t seed = 11;
+    const struct gemm_table *table = gemm_table_for(CPU_AMX);
+    for (int round = 0; round < 40; round++) {
+        enum weight_type type = round % 2 ? WEIGHT_BF16 : WEIGHT_NVFP4;
+        struct block_case c;
+        make_case(&c, &seed, type, 16 * (1 + (int)(test_random(&seed) % 40)));
+        c.b.n_row = 1 + (int)(test_random(&seed) % MAX_ROWS);
+        for (int i = 0; i < 2 * GEMM_BLOCK_ROW * WEIGHT_PANEL; i++)
+            c.sum[i] = POISON;
+        table->block[type](&c.b);
+        check_sums(&c, 0, c.b.n_row);
+        free_case(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest test[] = {
+        cmocka_unit_test(test_nvfp4),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_grouped),
+        cmocka_unit_test(test_hardware),
+    };
+    return cmocka_run_group_tests(test, NULL, NULL);
+}

@@ -1,0 +1,124 @@
+/* down(silu(gate x) * up x), for one MLP or for all experts of a layer at once. */
+#include <math.h>
+
+#include "model/layer.h"
+
+/* Gate and up in one job share its operand and have no room for biases. */
+static bool can_fuse(const struct mlp *mlp, enum compute compute)
+{
+    const struct weight *gate = &mlp->gate.w, *up = &mlp->up.w;
+    if (gate->type != up->type || mlp->gate.bias || mlp->up.bias)
+        return false;
+    /* w4a4 rounds a job's input under the input scale of its first matrix */
+    return compute != COMPUTE_W4A4 || gate->type != WEIGHT_NVFP4 || gate->input_scale == up->input_scale;
+}
+
+/* A call whose two products are apart: `up` waits to be multiplied into `act`. */
+struct unfused {
+    float *act, *up; /* (m, n) */
+    int m, n;
+};
+
+static void swiglu_rows(void *arg, int begin, int end, int worker)
+{
+    (void)worker;
+    const struct unfused *u = arg;
+    for (size_t i = (size_t)begin * (size_t)u->n; i < (size_t)end * (size_t)u->n; i++)
+        u->act[i] = u->act[i] / (1.0f + expf(-u->act[i])) * u->up[i];
+}
+
+struct up_jobs {
+    struct gemm_job *job;
+    struct unfused *unfused;
+    int n_job, n_unfused;
+};
+
+static void add_up_jobs(struct micro_batch *mb, struct up_jobs *jobs, const struct mlp_group *g,
+                        const struct mlp_call *call, float *act)
+{
+    struct gemm_job gate = {.w = &call->mlp->gate.w,
+                            .x = g->x,
+                            .row = call->row,
+                            .m = call->m,
+                            .y = act + (size_t)call->first * (size_t)g->intermediate,
+                            .ldy = g->intermediate,
+                            .bias = call->mlp->gate.bias};
+    if (can_fuse(call->mlp, mb->pass->compute)) {
+        gate.up = &call->mlp->up.w;
+        jobs->job[jobs->n_job++] = gate;
+        return;
+    }
+    struct gemm_job up = gate;
+    up.w = &call->mlp->up.w;
+    up.bias = call->mlp->up.bias;
+    up.y = arena_alloc(&mb->scratch, (size_t)call->m * (size_t)g->intermediate, sizeof(float));
+    jobs->job[jobs->n_job++] = gate;
+    jobs->job[jobs->n_job++] = up;
+    jobs->unfused[jobs->n_unfused++] = (struct unfused){gate.y, up.y, call->m, g->intermediate};
+}
+
+/* act[i] (group[i].m, intermediate) */
+static void gate_up(struct micro_batch *mb, const struct mlp_group *group, int n_group, float **act)
+{
+    const struct pass *p = mb->pass;
+    struct up_jobs jobs = {0};
+    size_t n_call = 0;
+    for (int i = 0; i < n_group; i++)
+        n_call += (size_t)group[i].n_call;
+    jobs.job = arena_alloc(&mb->scratch, 2 * n_call, sizeof(*jobs.job));
+    jobs.unfused = arena_alloc(&mb->scratch, n_call, sizeof(*jobs.unfused));
+    for (int i = 0; i < n_group; i++) {
+        act[i] = arena_alloc(&mb->scratch, (size_t)group[i].m * (size_t)group[i].intermediate, sizeof(float));
+        for (int c = 0; c < group[i].n_call; c++)
+            add_up_jobs(mb, &jobs, &group[i], &group[i].call[c], act[i]);
+    }
+    gemm_run(p->pool, &mb->scratch, p->compute, jobs.job, jobs.n_job);
+    for (int i = 0; i < jobs.n_unfused; i++)
+        pool_range(p->pool, jobs.unfused[i].m, 4, swiglu_rows, &jobs.unfused[i]);
+}
+
+static void down(struct micro_batch *mb, const struct mlp_group *group, int n_group, float *const *act)
+{
+    const struct pass *p = mb->pass;
+    struct operand *x = arena_alloc(&mb->scratch, (size_t)n_group, sizeof(*x));
+    size_t n_call = 0;
+    int m_max = 0, n_job = 0;
+    for (int i = 0; i < n_group; i++) {
+        gemm_prepare(p->pool, &mb->scratch, p->compute, act[i], group[i].m, group[i].intermediate, &x[i]);
+        n_call += (size_t)group[i].n_call;
+        m_max = group[i].m > m_max ? group[i].m : m_max;
+    }
+    int32_t *iota = arena_alloc(&mb->scratch, (size_t)m_max, sizeof(*iota));
+    for (int i = 0; i < m_max; i++)
+        iota[i] = i;
+    struct gemm_job *job = arena_alloc(&mb->scratch, n_call, sizeof(*job));
+    for (int i = 0; i < n_group; i++)
+        for (int c = 0; c < group[i].n_call; c++) {
+            const struct mlp_call *call = &group[i].call[c];
+            job[n_job++] = (struct gemm_job){.w = &call->mlp->down.w,
+                                             .x = &x[i],
+                                             .row = iota + call->first,
+                                             .m = call->m,
+                                             .y = call->y,
+                                             .ldy = p->config->hidden,
+                                             .bias = call->mlp->down.bias};
+        }
+    gemm_run(p->pool, &mb->scratch, p->compute, job, n_job);
+}
+
+void mlp_run(struct micro_batch *mb, const struct mlp_group *group, int n_group)
+{
+    float **act = arena_alloc(&mb->scratch, (size_t)n_group, sizeof(*act));
+    gate_up(mb, group, n_group, act);
+    down(mb, group, n_group, act);
+}
+
+void mlp_dense(struct micro_batch *mb)
+{
+    const struct mlp *mlp = &mb->pass->weights->layer[mb->layer].mlp;
+    const struct mlp_call call = {.mlp = mlp, .m = mb->n_tok, .y = mb->delta};
+    const struct mlp_group group = {
+        .x = &mb->input, .call = &call, .n_call = 1, .intermediate = mlp->gate.w.n, .m = mb->n_tok};
+    mlp_run(mb, &group, 1);
+    mb->has_delta = true;
+}

@@ -1,0 +1,22 @@
+#include "engine/runner.h"
+
+#include "model/model.h"
+
+static enum nyb_code reserve(void *self, int n_block, struct nyb_err *err)
+{
+    return model_kv_reserve(self, n_block, err);
+}
+
+static enum nyb_code forward(void *self, const struct batch *b, float *logits, struct nyb_err *err)
+{
+    return model_forward(self, b, logits, NULL, err);
+}
+
+void runner_from_model(struct runner *out, struct model *m)
+{
+    *out = (struct runner){.self = m,
+                           .vocab = model_config(m)->vocab,
+                           .pool = model_pool(m),
+                           .reserve = reserve,
+                           .forward = forward};
+}

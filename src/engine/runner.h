@@ -1,0 +1,23 @@
+/* What the engine needs of a model: one adapter to src/model, and fakes in tests. */
+#ifndef NYB_ENGINE_RUNNER_H
+#define NYB_ENGINE_RUNNER_H
+
+#include "base/err.h"
+#include "base/pool.h"
+#include "kernels/kernels.h" /* struct batch */
+
+struct runner {
+    void *self;
+    int vocab;
+    struct pool *pool; /* sampling runs on it between two forwards; NULL: on the engine's thread */
+    /* Make room for n_block blocks of KV_BLOCK tokens; whatever they held is gone. */
+    enum nyb_code (*reserve)(void *self, int n_block, struct nyb_err *err);
+    /* One step: logits (batch->n_out, vocab). */
+    enum nyb_code (*forward)(void *self, const struct batch *b, float *logits, struct nyb_err *err);
+};
+
+struct model;
+/* The adapter (runner.c). The model must outlive the runner. */
+void runner_from_model(struct runner *out, struct model *m);
+
+#endif

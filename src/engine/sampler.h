@@ -1,0 +1,41 @@
+/* From logits to a token.
+ *
+ * Order, as vLLM has it: logprobs of the raw logits; bad words; logit_bias; min_tokens; penalties; then
+ * greedy, or temperature, min_p, top_k, top_p and one draw. Ties go to the lowest id everywhere. The draw
+ * uses one uniform number that depends on the seed and the position in the answer alone (rng.h).
+ *
+ * No step sorts the vocabulary: top_k keeps a heap of k, top_p finds its threshold by radix selection over
+ * the bits of the probabilities. */
+#ifndef NYB_ENGINE_SAMPLER_H
+#define NYB_ENGINE_SAMPLER_H
+
+#include "engine/history.h"
+#include "engine/params.h"
+
+struct sampler;
+
+/* n_worker: how many threads may call sampler_row at once. */
+enum nyb_code sampler_open(struct sampler **out, int vocab, int n_worker, struct nyb_err *err) NYB_MUST_CHECK;
+void sampler_close(struct sampler *s);
+
+struct sampler_input {
+    const struct params *p;
+    const struct history *history; /* NULL where no penalty is on */
+    const int32_t *out;            /* (n_out) the answer so far   */
+    int n_out;
+    float *logits; /* (vocab) overwritten */
+};
+
+/* Whether these parameters need a history. */
+bool sampler_wants_history(const struct params *p);
+
+/* The token, and with n_logprob >= 0 its logprob and the n_logprob most likely ones into logprob
+ * (1 + n_logprob). -1: the logits leave nothing to choose (none is finite). */
+int32_t sampler_row(struct sampler *s, int worker, const struct sampler_input *in,
+                    struct nyb_logprob *logprob);
+
+/* logprob[0]: of `token`; then the n most likely. Returns false where no logit is finite. */
+bool sampler_logprobs(struct sampler *s, int worker, const float *logits, int32_t token, int n,
+                      struct nyb_logprob *logprob);
+
+#endif

@@ -1,0 +1,273 @@
+#include "engine/step.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+/* Prompt tokens scored a step: bounded by the memory that their logits take. */
+static int score_rows(int vocab, int max_tokens)
+{
+    int64_t rows = ((int64_t)32 << 20) / ((int64_t)vocab * (int64_t)sizeof(float));
+    rows = rows < 16 ? 16 : rows > 256 ? 256 : rows;
+    return (int)(rows > max_tokens ? max_tokens : rows);
+}
+
+static enum nyb_code allocate(struct step *s, int n_out, struct nyb_err *err)
+{
+    size_t bytes = 0, n_seq = (size_t)s->option.max_num_seqs;
+    if (size_mul((size_t)n_out, (size_t)s->runner.vocab * sizeof(float), &bytes))
+        s->logits = mem_try_aligned(bytes);
+    s->live = mem_try_alloc((size_t)s->option.max_live, sizeof(struct request *));
+    s->sampled = mem_try_alloc(n_seq, sizeof(*s->sampled));
+    s->logprob = mem_try_alloc(n_seq * (size_t)(1 + s->option.max_logprobs), sizeof(*s->logprob));
+    if (s->logits && s->live && s->sampled && s->logprob)
+        return NYB_OK;
+    return err_set(err, NYB_E_MEMORY, "no memory for the logits of %d sequences: %zu bytes", n_out, bytes);
+}
+
+enum nyb_code step_open(struct step *s, const struct runner *runner, const struct step_options *o,
+                        struct nyb_err *err)
+{
+    memset(s, 0, sizeof(*s));
+    s->runner = *runner;
+    s->option = *o;
+    int n_score = score_rows(runner->vocab, o->max_num_batched_tokens);
+    const struct sched_limits limit = {.max_num_seqs = o->max_num_seqs,
+                                       .max_num_batched_tokens = o->max_num_batched_tokens,
+                                       .max_len = o->max_len,
+                                       .max_live = o->max_live,
+                                       .max_score_rows = n_score};
+    int n_worker = runner->pool ? pool_size(runner->pool) : 1;
+    enum nyb_code code = runner->reserve(runner->self, o->n_block, err);
+    if (code == NYB_OK)
+        code = kv_open(&s->kv, o->n_block, o->prefix_cache, err);
+    if (code == NYB_OK)
+        code = sched_open(&s->sched, &limit, s->kv, err);
+    if (code == NYB_OK)
+        code = sampler_open(&s->sampler, runner->vocab, n_worker, err);
+    if (code == NYB_OK)
+        code = allocate(s, o->max_num_seqs + n_score, err);
+    if (code != NYB_OK)
+        step_close(s);
+    return code;
+}
+
+void step_close(struct step *s)
+{
+    ASSERT(s->n_live == 0);
+    sched_close(&s->sched);
+    kv_close(s->kv);
+    sampler_close(s->sampler);
+    free(s->live);
+    free(s->logits);
+    free(s->sampled);
+    free(s->logprob);
+    memset(s, 0, sizeof(*s));
+}
+
+void step_add(struct step *s, struct request *r)
+{
+    ASSERT(s->n_live < s->option.max_live);
+    atomic_fetch_add(&r->owners, 1);
+    r->live_at = s->n_live;
+    s->live[s->n_live++] = r;
+    sched_add(&s->sched, r);
+    if (atomic_load(&r->cancelled)) /* its call for attention may have come before it did */
+        s->attention_seen = atomic_load(&s->attention) - 1;
+    atomic_fetch_add_explicit(&s->stats.prompt_tokens, (uint64_t)r->n_prompt, memory_order_relaxed);
+}
+
+/* ---- ends ------------------------------------------------------------------------------------------ */
+
+static int cached_tokens(const struct request *r)
+{
+    return r->n_cached < 0 ? 0 : r->n_cached < r->n_prompt ? r->n_cached : r->n_prompt;
+}
+
+/* The last reply, then let go. */
+static void end(struct step *s, struct request *r, const struct reply *reply,
+                const struct nyb_logprob *logprob)
+{
+    sched_remove(&s->sched, r);
+    struct request *last = s->live[--s->n_live];
+    s->live[r->live_at] = last;
+    last->live_at = r->live_at;
+    atomic_fetch_add_explicit(&s->stats.finished[reply->finish], 1, memory_order_relaxed);
+    request_emit(r, reply, logprob);
+    request_release(r);
+}
+
+static void end_without_token(struct step *s, struct request *r, enum nyb_finish finish)
+{
+    const struct reply reply = {.token = -1,
+                                .finish = finish,
+                                .stop_token = -1,
+                                .cached_tokens = cached_tokens(r),
+                                .time_ns = clock_ns()};
+    end(s, r, &reply, NULL);
+}
+
+static void fail(struct step *s, struct request *r, const struct nyb_err *err)
+{
+    r->error = *err;
+    end_without_token(s, r, NYB_FINISH_ERROR);
+}
+
+void step_abort_all(struct step *s)
+{
+    while (s->n_live > 0)
+        end_without_token(s, s->live[s->n_live - 1], NYB_FINISH_ABORT);
+}
+
+/* Readers have called: end what was cancelled, queue what has room again. */
+static void attend(struct step *s)
+{
+    unsigned now = atomic_load(&s->attention);
+    if (now == s->attention_seen)
+        return;
+    s->attention_seen = now;
+    for (int i = s->n_live - 1; i >= 0; i--) {
+        struct request *r = s->live[i];
+        if (atomic_load(&r->cancelled))
+            end_without_token(s, r, NYB_FINISH_ABORT);
+        else if (r->state == REQUEST_PARKED && !atomic_load(&r->stalled))
+            sched_add(&s->sched, r);
+    }
+}
+
+/* ---- sampling -------------------------------------------------------------------------------------- */
+
+static float *logits_row(struct step *s, int out)
+{
+    return s->logits + (size_t)out * (size_t)s->runner.vocab;
+}
+
+static struct nyb_logprob *logprob_row(struct step *s, int row)
+{
+    return s->logprob + (size_t)row * (size_t)(1 + s->option.max_logprobs);
+}
+
+/* A pool item: everything that one row of the plan wants to know from its logits. */
+static void sample_item(void *arg, int item, int worker)
+{
+    struct step *s = arg;
+    const struct sched_row *row = &s->sched.row[item];
+    struct request *r = row->r;
+    int n = r->p.n_prompt_logprob;
+    s->sampled[item] = row->sample ? 0 : -1;
+    for (int i = 0; i < row->n_score; i++) {
+        int at = r->n_scored + i;
+        if (!sampler_logprobs(s->sampler, worker, logits_row(s, row->out_first + i), r->tok[at], n,
+                              r->prompt_logprob + (size_t)at * (size_t)(1 + n)))
+            s->sampled[item] = -2;
+    }
+    if (!row->sample || s->sampled[item] < 0)
+        return;
+    const struct sampler_input in = {.p = &r->p,
+                                     .history = r->history,
+                                     .out = r->tok + r->n_prompt,
+                                     .n_out = r->n_tok - r->n_prompt,
+                                     .logits = logits_row(s, row->out_first + row->n_score)};
+    int32_t token = sampler_row(s->sampler, worker, &in, logprob_row(s, item));
+    s->sampled[item] = token >= 0 ? token : -2;
+}
+
+static void sample(struct step *s)
+{
+    if (s->runner.pool)
+        pool_run(s->runner.pool, s->sched.n_row, sample_item, s);
+    else
+        for (int i = 0; i < s->sched.n_row; i++)
+            sample_item(s, i, 0);
+}
+
+/* ---- delivery -------------------------------------------------------------------------------------- */
+
+static void deliver_token(struct step *s, struct request *r, int32_t token, const struct nyb_logprob *logprob,
+                          uint64_t now)
+{
+    r->tok[r->n_tok++] = token;
+    if (r->history)
+        history_add_output(r->history, token);
+    struct reply reply = {
+        .token = token, .stop_token = -1, .cached_tokens = cached_tokens(r), .time_ns = now};
+    bool may_end = r->n_tok - r->n_prompt >= r->p.min_tokens;
+    if (may_end && params_is_eos(&r->p, token)) {
+        reply.finish = NYB_FINISH_STOP;
+    } else if (may_end && params_is_stop_token(&r->p, token)) {
+        reply.finish = NYB_FINISH_STOP;
+        reply.stop_token = token;
+    } else if (r->n_tok == r->n_max) {
+        reply.finish = NYB_FINISH_LENGTH;
+    }
+    atomic_fetch_add_explicit(&s->stats.generation_tokens, 1, memory_order_relaxed);
+    if (r->p.n_logprob < 0)
+        logprob = NULL;
+    if (reply.finish == NYB_FINISH_NONE)
+        request_emit(r, &reply, logprob);
+    else
+        end(s, r, &reply, logprob);
+}
+
+static void deliver(struct step *s)
+{
+    uint64_t now = clock_ns();
+    /* Backwards: what ends leaves the plan, and only later rows move up. */
+    for (int i = s->sched.n_row - 1; i >= 0; i--) {
+        const struct sched_row row = s->sched.row[i];
+        row.r->n_scored += row.n_score;
+        if (s->sampled[i] >= 0) {
+            deliver_token(s, row.r, s->sampled[i], logprob_row(s, i), now);
+        } else if (s->sampled[i] == -2) {
+            struct nyb_err err;
+            err_set(&err, NYB_E_INTERNAL, "the model's logits for token %d leave nothing to choose from",
+                    row.r->n_tok);
+            fail(s, row.r, &err);
+        }
+    }
+}
+
+static void publish(struct step *s)
+{
+    struct step_stats *t = &s->stats;
+    atomic_store_explicit(&t->running, s->sched.n_running, memory_order_relaxed);
+    atomic_store_explicit(&t->waiting, s->sched.n_waiting, memory_order_relaxed);
+    atomic_store_explicit(&t->stalled, s->sched.n_parked, memory_order_relaxed);
+    atomic_store_explicit(&t->blocks_used, kv_block_count(s->kv) - kv_free_count(s->kv),
+                          memory_order_relaxed);
+    atomic_store_explicit(&t->preemptions, s->sched.n_preemption, memory_order_relaxed);
+    atomic_store_explicit(&t->prefix_queries, s->sched.prefix_queries, memory_order_relaxed);
+    atomic_store_explicit(&t->prefix_hits, s->sched.prefix_hits, memory_order_relaxed);
+}
+
+/* The forward pass failed: none of its rows can go on. */
+static void fail_batch(struct step *s, const struct nyb_err *err)
+{
+    s->n_failed++;
+    s->error = *err;
+    for (int i = s->sched.n_row - 1; i >= 0; i--)
+        fail(s, s->sched.row[i].r, err);
+}
+
+bool step_run(struct step *s)
+{
+    struct batch b;
+    attend(s);
+    if (!sched_plan(&s->sched, &b)) {
+        publish(s);
+        return false;
+    }
+    struct nyb_err err = {.code = NYB_OK};
+    if (s->runner.forward(s->runner.self, &b, b.n_out ? s->logits : NULL, &err) == NYB_OK) {
+        sched_commit(&s->sched);
+        sample(s);
+        deliver(s);
+    } else {
+        fail_batch(s, &err);
+    }
+    atomic_fetch_add_explicit(&s->stats.steps, 1, memory_order_relaxed);
+    publish(s);
+    return true;
+}

@@ -1,0 +1,78 @@
+/* A model whose cache can be checked: the "KV" of a token is a hash of all tokens up to it, computed from the
+ * cached hash of the token before, and the logits are drawn from that hash. A block mapped wrongly,
+ * overwritten too early, matched to other tokens or kept from older weights gives other tokens than the same
+ * request alone. */
+#ifndef NYB_FAKE_RUNNER_H
+#define NYB_FAKE_RUNNER_H
+
+#include "engine/runner.h"
+
+#define FAKE_VOCAB 32
+
+struct fake {
+    uint64_t *kv; /* (n_block, KV_BLOCK) */
+    int n_block;
+    uint64_t generation;
+    uint64_t fail_rng; /* fail_one_in > 0: some steps fail, half-way through */
+    int fail_one_in;
+    int max_tok, max_seq;
+};
+
+static inline uint64_t fake_mix(uint64_t before, int32_t tok, uint64_t generation)
+{
+    const uint64_t k1 = 0x9e3779b97f4a7c15u, k2 = 0xd1342543de82ef95u;
+    uint64_t state = before * 31 + (uint64_t)tok * k1 + generation * k2;
+    return test_random(&state);
+}
+
+static inline void fake_logits(uint64_t h, float *logits)
+{
+    for (int v = 0; v < FAKE_VOCAB; v++)
+        logits[v] = 3 * test_random_float(&h);
+}
+
+static enum nyb_code fake_reserve(void *self, int n_block, struct nyb_err *err)
+{
+    struct fake *f = self;
+    (void)err;
+    free(f->kv);
+    f->n_block = n_block;
+    f->kv = malloc((size_t)n_block * KV_BLOCK * sizeof(*f->kv));
+    assert_non_null(f->kv);
+    for (int i = 0; i < n_block * KV_BLOCK; i++)
+        f->kv[i] = UINT64_MAX - (uint64_t)i;
+    return NYB_OK;
+}
+
+static enum nyb_code fake_forward(void *self, const struct batch *b, float *logits, struct nyb_err *err)
+{
+    struct fake *f = self;
+    bool fails = f->fail_one_in > 0 && test_random(&f->fail_rng) % (uint64_t)f->fail_one_in == 0;
+    assert_true(b->n_seq > 0 && b->n_seq <= f->max_seq && b->n_tok <= f->max_tok);
+    assert_int_equal(b->seq_start[0], 0);
+    assert_int_equal(b->seq_start[b->n_seq], b->n_tok);
+    for (int i = 0; i < b->n_seq; i++) {
+        const int32_t *table = b->block_table + (size_t)i * (size_t)b->n_block_max;
+        assert_true(b->seq_start[i] < b->seq_start[i + 1]);
+        for (int row = b->seq_start[i]; row < b->seq_start[i + 1]; row++) {
+            int p = b->pos[row], slot = table[p / KV_BLOCK] * KV_BLOCK + p % KV_BLOCK;
+            assert_true(table[p / KV_BLOCK] >= 0 && table[p / KV_BLOCK] < f->n_block);
+            assert_int_equal(b->slot[row], slot);
+            assert_true(row == b->seq_start[i] || p == b->pos[row - 1] + 1);
+            uint64_t before = p ? f->kv[table[(p - 1) / KV_BLOCK] * KV_BLOCK + (p - 1) % KV_BLOCK] : 1;
+            f->kv[slot] = fake_mix(before, b->tok[row], f->generation);
+        }
+        if (fails && i == b->n_seq / 2)
+            return err_set(err, NYB_E_INTERNAL, "the fake model fails on purpose");
+    }
+    for (int i = 0; i < b->n_out; i++)
+        fake_logits(f->kv[b->slot[b->out_row[i]]], logits + (size_t)i * FAKE_VOCAB);
+    return NYB_OK;
+}
+
+static inline struct runner fake_runner(struct fake *f)
+{
+    return (struct runner){.self = f, .vocab = FAKE_VOCAB, .reserve = fake_reserve, .forward = fake_forward};
+}
+
+#endif

@@ -1,0 +1,260 @@
+/* Ranges and defaults of the sampling parameters. */
+#include "test.h"
+
+#include <math.h>
+
+#include "engine/params.h"
+
+static const int32_t eos_ids[] = {0, 7};
+
+static struct params_context context(void)
+{
+    struct params_context c;
+    params_context_init(&c);
+    c.vocab = 100;
+    c.max_len = 64;
+    c.eos = eos_ids;
+    c.n_eos = 2;
+    return c;
+}
+
+struct fixture {
+    struct arena arena;
+    struct params_context c;
+    struct nyb_sampling s;
+    struct params p;
+    struct nyb_err err;
+};
+
+static void begin(struct fixture *f)
+{
+    memset(f, 0, sizeof(*f));
+    arena_init(&f->arena, 4096);
+    f->c = context();
+    nyb_sampling_init(&f->s);
+}
+
+static enum nyb_code resolve(struct fixture *f, size_t n_prompt)
+{
+    return params_resolve(&f->p, &f->arena, &f->s, &f->c, n_prompt, &f->err);
+}
+
+static void test_params_unset_takes_the_checkpoint_s_defaults(void **state)
+{
+    (void)state;
+    struct fixture f;
+    begin(&f);
+    assert_int_equal(resolve(&f, 10), NYB_OK);
+    assert_true(f.p.temperature == 1 && f.p.top_p == 1 && f.p.top_k == 0 && f.p.repetition == 1);
+    assert_int_equal(f.p.max_tokens, 54);
+    assert_int_equal(f.p.n_logprob, -1);
+    assert_false(f.p.has_seed);
+    f.c.temperature = 0.6;
+    f.c.top_p = 0.95;
+    f.c.top_k = 20;
+    f.c.repetition_penalty = 1.05;
+    assert_int_equal(resolve(&f, 10), NYB_OK);
+    assert_true(f.p.temperature == 0.6f && f.p.top_p == 0.95f && f.p.top_k == 20 && f.p.repetition == 1.05f);
+    f.s.top_k = -1; /* said to be off, which is not unset */
+    f.s.temperature = 0;
+    assert_int_equal(resolve(&f, 10), NYB_OK);
+    assert_true(f.p.top_k == 0 && f.p.temperature == 0);
+    assert_int_equal(params_resolve(&f.p, &f.arena, NULL, &f.c, 10, &f.err), NYB_OK);
+    assert_int_equal(f.p.top_k, 20);
+    arena_free(&f.arena);
+}
+
+static void test_params_small_temperatures(void **state)
+{
+    (void)state;
+    struct fixture f;
+    begin(&f);
+    f.s.temperature = 9e-6;
+    assert_int_equal(resolve(&f, 1), NYB_OK);
+    assert_true(f.p.temperature == 0);
+    f.s.temperature = 0.005;
+    assert_int_equal(resolve(&f, 1), NYB_OK);
+    assert_true(f.p.temperature == 0.01f);
+    arena_free(&f.arena);
+}
+
+static void test_params_the_message_names_parameter_value_and_range(void **state)
+{
+    (void)state;
+    struct fixture f;
+    begin(&f);
+    f.s.top_p = 1.5;
+    assert_int_equal(resolve(&f, 1), NYB_E_RANGE);
+    assert_string_equal(f.err.message, "top_p must be in (0, 1], got 1.5. (parameter=top_p, value=1.5)");
+    assert_string_equal(f.err.where, "top_p");
+    arena_free(&f.arena);
+}
+
+static void test_params_every_range(void **state)
+{
+    (void)state;
+    enum { TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY };
+    const struct {
+        int field;
+        double value;
+        bool fine;
+    } row[] = {
+        {TEMPERATURE, 0, true},
+        {TEMPERATURE, 2, true},
+        {TEMPERATURE, 2.01, false},
+        {TEMPERATURE, -0.1, false},
+        {TEMPERATURE, INFINITY, false},
+        {TOP_P, 0, false},
+        {TOP_P, 1e-6, true},
+        {TOP_P, 1, true},
+        {TOP_P, 1.001, false},
+        {MIN_P, 0, true},
+        {MIN_P, 1, true},
+        {MIN_P, -0.01, false},
+        {MIN_P, 1.01, false},
+        {REPETITION, 0, false},
+        {REPETITION, 0.1, true},
+        {REPETITION, INFINITY, false},
+        {PRESENCE, -2, true},
+        {PRESENCE, 2.5, false},
+        {FREQUENCY, 2, true},
+        {FREQUENCY, -2.5, false},
+    };
+    for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+        struct fixture f;
+        begin(&f);
+        double *field[] = {
+            &f.s.temperature,      &f.s.top_p, &f.s.min_p, &f.s.repetition_penalty, &f.s.presence_penalty,
+            &f.s.frequency_penalty};
+        *field[row[i].field] = row[i].value;
+        assert_int_equal(resolve(&f, 1), row[i].fine ? NYB_OK : NYB_E_RANGE);
+        arena_free(&f.arena);
+    }
+}
+
+static void test_params_integers(void **state)
+{
+    (void)state;
+    struct fixture f;
+    begin(&f);
+    const struct {
+        int *field;
+        int value;
+        const char *name; /* NULL: fine */
+    } row[] = {
+        {&f.s.top_k, -2, "top_k"},
+        {&f.s.top_k, 1, NULL},
+        {&f.s.max_tokens, 0, "max_tokens"},
+        {&f.s.max_tokens, 1000000, NULL},
+        {&f.s.min_tokens, -1, "min_tokens"},
+        {&f.s.min_tokens, 1000001, "min_tokens"},
+        {&f.s.logprobs, 21, "logprobs"},
+        {&f.s.logprobs, -5, "logprobs"},
+        {&f.s.logprobs, 0, NULL},
+        {&f.s.prompt_logprobs, 21, "prompt_logprobs"},
+        {&f.s.prompt_logprobs, 20, NULL},
+    };
+    for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+        int before = *row[i].field;
+        *row[i].field = row[i].value;
+        assert_int_equal(resolve(&f, 4), row[i].name ? NYB_E_RANGE : NYB_OK);
+        if (row[i].name) {
+            assert_string_equal(f.err.where, row[i].name);
+            *row[i].field = before;
+        }
+    }
+    assert_int_equal(f.p.max_tokens, 60); /* cut to what the context leaves */
+    f.s.seed = -2;
+    assert_int_equal(resolve(&f, 4), NYB_E_RANGE);
+    f.s.seed = 0;
+    assert_int_equal(resolve(&f, 4), NYB_OK);
+    assert_true(f.p.has_seed);
+    arena_free(&f.arena);
+}
+
+static void test_params_min_tokens_above_max_tokens(void **state)
+{
+    (void)state;
+    struct fixture f;
+    begin(&f);
+    f.s.max_tokens = 5;
+    f.s.min_tokens = 6;
+    assert_int_equal(resolve(&f, 1), NYB_E_RANGE);
+    assert_string_equal(f.err.message,
+                        "min_tokens must be at most max_tokens (5), got 6. (parameter=min_tokens, value=6)");
+    arena_free(&f.arena);
+}
+
+static void test_params_prompt_length(void **state)
+{
+    (void)state;
+    struct fixture f;
+    begin(&f);
+    assert_int_equal(resolve(&f, 0), NYB_E_ARG);
+    assert_int_equal(resolve(&f, 63), NYB_OK);
+    assert_int_equal(f.p.max_tokens, 1);
+    assert_int_equal(resolve(&f, 64), NYB_E_TOO_LONG);
+    assert_non_null(strstr(f.err.message, "maximum context length is 64 tokens"));
+    assert_non_null(strstr(f.err.message, "64 tokens, which"));
+    arena_free(&f.arena);
+}
+
+static void test_params_lists(void **state)
+{
+    (void)state;
+    struct fixture f;
+    begin(&f);
+    const char *stop[] = {"a", "b", "c", "d", "e"};
+    const char *empty[] = {""};
+    const int32_t ids[] = {5, 100};
+    const struct nyb_logit_bias bias[] = {{3, 250}, {4, -1e9}, {5, NAN}, {-1, 0}};
+    f.s.stop = stop;
+    f.s.n_stop = 5;
+    assert_int_equal(resolve(&f, 1), NYB_E_RANGE);
+    f.s.n_stop = 4;
+    assert_int_equal(resolve(&f, 1), NYB_OK);
+    assert_string_equal(f.p.stop[3], "d");
+    f.s.stop = empty;
+    f.s.n_stop = 1;
+    assert_int_equal(resolve(&f, 1), NYB_E_RANGE);
+    f.s.n_stop = 0;
+    f.s.bad_words = empty;
+    f.s.n_bad_words = 1;
+    assert_int_equal(resolve(&f, 1), NYB_E_RANGE);
+    f.s.n_bad_words = 0;
+    f.s.stop_token = ids;
+    f.s.n_stop_token = 2;
+    assert_int_equal(resolve(&f, 1), NYB_E_RANGE);
+    f.s.n_stop_token = 1;
+    f.s.logit_bias = bias;
+    f.s.n_logit_bias = 2;
+    assert_int_equal(resolve(&f, 1), NYB_OK);
+    assert_true(f.p.bias[0].bias == 100 && f.p.bias[1].bias == -100);
+    assert_true(params_is_stop_token(&f.p, 5) && !params_is_stop_token(&f.p, 6));
+    assert_true(params_is_eos(&f.p, 7) && !params_is_eos(&f.p, 5));
+    f.s.ignore_eos = true;
+    f.s.n_logit_bias = 3;
+    assert_int_equal(resolve(&f, 1), NYB_E_RANGE);
+    f.s.logit_bias = bias + 3;
+    f.s.n_logit_bias = 1;
+    assert_int_equal(resolve(&f, 1), NYB_E_RANGE);
+    f.s.n_logit_bias = 0;
+    assert_int_equal(resolve(&f, 1), NYB_OK);
+    assert_false(params_is_eos(&f.p, 7));
+    arena_free(&f.arena);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_params_unset_takes_the_checkpoint_s_defaults),
+        cmocka_unit_test(test_params_small_temperatures),
+        cmocka_unit_test(test_params_the_message_names_parameter_value_and_range),
+        cmocka_unit_test(test_params_every_range),
+        cmocka_unit_test(test_params_integers),
+        cmocka_unit_test(test_params_min_tokens_above_max_tokens),
+        cmocka_unit_test(test_params_prompt_length),
+        cmocka_unit_test(test_params_lists),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

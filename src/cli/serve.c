@@ -1,0 +1,50 @@
+/* The server's command line: settings, the engine, and then the server until it is told to stop. */
+#include <stdio.h>
+
+#include "base/log.h"
+#include "cli/cli.h"
+#include "server/server.h"
+
+_Static_assert((int)CONFIG_LOG_LOGFMT == (int)LOG_LOGFMT && (int)CONFIG_LOG_JSON == (int)LOG_JSON,
+               "same order");
+
+static int serve(const struct serve_config *config)
+{
+    struct nyb_options options;
+    struct nyb_engine *engine;
+    struct nyb_err err;
+    struct cli_progress bar;
+    config_engine_options(config, cli_default_model(), &options);
+    options.progress = cli_progress_update;
+    options.progress_arg = &bar;
+    cli_progress_start(&bar, "loading");
+    enum nyb_code code = nyb_open(&engine, &options, &err);
+    cli_progress_end(&bar);
+    if (code != NYB_OK)
+        return cli_fail("serve", &err);
+    code = server_run(config, engine, &err);
+    nyb_close(engine);
+    return code == NYB_OK ? 0 : cli_fail("serve", &err);
+}
+
+int cli_serve(int argc, char **argv)
+{
+    struct serve_config config;
+    struct nyb_err err;
+    bool help;
+    int status = 0;
+    enum nyb_code code = config_read(&config, argc, argv, &help, &err);
+    if (code != NYB_OK) {
+        char text[1200];
+        status = cli_misuse("serve", "%s", err_format(&err, text, sizeof(text)));
+    } else if (help) {
+        config_print_help();
+    } else {
+        if (config.verbose)
+            log_set_level(LOG_DEBUG);
+        log_set_format((enum log_format)config.log_format);
+        status = serve(&config);
+    }
+    config_free(&config);
+    return status;
+}

@@ -1,0 +1,135 @@
+/* POST /tokenize and /detokenize */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/error.h"
+#include "server/messages.h"
+#include "server/params_json.h"
+#include "server/request.h"
+#include "server/route.h"
+
+static enum nyb_code tokenize_messages(const struct server *s, json_t *body, int32_t **ids, size_t *n,
+                                       struct nyb_err *err)
+{
+    json_t *messages = json_object_get(body, "messages");
+    const json_t *tools = json_object_get(body, "tools"),
+                 *kwargs = json_object_get(body, "chat_template_kwargs");
+    struct nyb_chat chat = {.add_generation_prompt = true};
+    TRY(messages_normalize(messages, err));
+    TRY(params_bool(body, "add_generation_prompt", &chat.add_generation_prompt, err));
+    if (tools && !json_is_null(tools))
+        TRY(messages_check_tools(tools, err));
+    if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
+        return params_wrong_type(err, "chat_template_kwargs", "an object", kwargs);
+    char *text = json_dumps(messages, JSON_COMPACT);
+    char *tool_text = json_is_array(tools) ? json_dumps(tools, JSON_COMPACT) : NULL;
+    char *kwargs_text = json_is_object(kwargs) ? json_dumps(kwargs, JSON_COMPACT) : NULL;
+    chat.messages = text;
+    chat.tools = tool_text;
+    chat.kwargs = kwargs_text;
+    enum nyb_code code = nyb_render_chat(s->engine, &chat, ids, n, NULL, err);
+    free(text);
+    free(tool_text);
+    free(kwargs_text);
+    return code;
+}
+
+static enum nyb_code tokenize(const struct server *s, json_t *body, int32_t **ids, size_t *n,
+                              struct nyb_err *err)
+{
+    const json_t *prompt = json_object_get(body, "prompt");
+    bool special = true;
+    TRY(request_check_model(s, body, err));
+    if (json_object_get(body, "messages"))
+        return tokenize_messages(s, body, ids, n, err);
+    if (!prompt)
+        return err_at(err, NYB_E_ARG, "prompt", -1, "prompt or messages must be given. (parameter=prompt)");
+    if (!json_is_string(prompt))
+        return params_wrong_type(err, "prompt", "a string", prompt);
+    TRY(params_bool(body, "add_special_tokens", &special, err));
+    return nyb_tokenize(s->engine, json_string_value(prompt), json_string_length(prompt), special, ids, n,
+                        err);
+}
+
+static void add_ids(struct exchange *x, const int32_t *ids, size_t n, bool strings)
+{
+    struct buf *b = &x->reply;
+    x->status = 200;
+    buf_printf(b, "{\"count\":%zu,\"max_model_len\":%lld,\"tokens\":[", n,
+               (long long)x->s->info->max_model_len);
+    for (size_t i = 0; i < n; i++)
+        buf_printf(b, "%s%d", i ? "," : "", ids[i]);
+    buf_add_str(b, "],\"token_strs\":");
+    buf_add_str(b, strings ? "[" : "null");
+    for (size_t i = 0; strings && i < n; i++) {
+        const char *text = nyb_token_text(x->s->engine, ids[i]);
+        buf_add_str(b, i ? "," : "");
+        json_add_string(b, text ? text : "", text ? strlen(text) : 0);
+    }
+    buf_add_str(b, strings ? "]}" : "}");
+}
+
+void api_tokenize(struct exchange *x)
+{
+    struct nyb_err err = {0};
+    json_t *body = request_parse(x);
+    int32_t *ids = NULL;
+    size_t n = 0;
+    bool strings = false;
+    if (!body)
+        return;
+    enum nyb_code code = params_bool(body, "return_token_strs", &strings, &err);
+    if (code == NYB_OK)
+        code = tokenize(x->s, body, &ids, &n, &err);
+    if (code == NYB_OK)
+        add_ids(x, ids, n, strings);
+    else
+        error_reply_err(x, &err);
+    nyb_free(ids);
+    json_decref(body);
+}
+
+static enum nyb_code check_ids(const struct server *s, const int32_t *ids, size_t n, struct nyb_err *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= s->info->vocab_size)
+            return err_at(
+                err, NYB_E_RANGE, "tokens", -1,
+                "tokens must be ids in [0, %d), got %d at position %zu. (parameter=tokens, value=%d)",
+                s->info->vocab_size, ids[i], i, ids[i]);
+    return NYB_OK;
+}
+
+static enum nyb_code detokenize(struct exchange *x, const json_t *body, struct arena *a, struct nyb_err *err)
+{
+    const json_t *tokens = json_object_get(body, "tokens");
+    int32_t *ids;
+    size_t n, len;
+    char *text;
+    TRY(request_check_model(x->s, body, err));
+    if (!tokens || json_is_null(tokens))
+        return err_at(err, NYB_E_ARG, "tokens", -1, "tokens is missing. (parameter=tokens)");
+    TRY(params_ids(tokens, "tokens", a, &ids, &n, err));
+    TRY(check_ids(x->s, ids, n, err));
+    TRY(nyb_detokenize(x->s->engine, ids, n, true, &text, &len, err));
+    x->status = 200;
+    buf_add_str(&x->reply, "{\"prompt\":");
+    json_add_string(&x->reply, text, len);
+    buf_add_byte(&x->reply, '}');
+    nyb_free(text);
+    return NYB_OK;
+}
+
+void api_detokenize(struct exchange *x)
+{
+    struct nyb_err err = {0};
+    struct arena arena;
+    json_t *body = request_parse(x);
+    if (!body)
+        return;
+    arena_init(&arena, 4096);
+    if (detokenize(x, body, &arena, &err) != NYB_OK)
+        error_reply_err(x, &err);
+    arena_free(&arena);
+    json_decref(body);
+}

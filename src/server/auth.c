@@ -1,0 +1,91 @@
+#include "server/auth.h"
+
+#include <gnutls/crypto.h>
+#include <gnutls/gnutls.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+
+#define DIGEST_BYTES 32
+#define KEY_MAX      4096
+#define FILE_MAX     (1u << 20)
+
+struct auth {
+    unsigned char (*digest)[DIGEST_BYTES]; /* (n) */
+    size_t n;
+};
+
+static enum nyb_code add_key(struct auth *a, const char *key, size_t n, struct nyb_err *err)
+{
+    a->digest = mem_grow(a->digest, a->n + 1, sizeof(*a->digest));
+    if (n > KEY_MAX || gnutls_hash_fast(GNUTLS_DIG_SHA256, key, n, a->digest[a->n]) != 0)
+        return err_set(err, NYB_E_ARG, "an API key is longer than %d bytes or cannot be hashed", KEY_MAX);
+    a->n++;
+    return NYB_OK;
+}
+
+/* One key a line; blanks around it, empty lines and lines that begin with # do not count. */
+static enum nyb_code add_file(struct auth *a, const char *path, struct nyb_err *err)
+{
+    char *text;
+    size_t len, before = a->n;
+    TRY(file_read_all(path, FILE_MAX, &text, &len, err));
+    enum nyb_code code = NYB_OK;
+    for (char *line = text; code == NYB_OK && *line;) {
+        char *end = line + strcspn(line, "\n"), *next = *end ? end + 1 : end;
+        while (end > line && strchr(" \t\r", end[-1]))
+            end--;
+        line += strspn(line, " \t");
+        if (line < end && *line != '#')
+            code = add_key(a, line, (size_t)(end - line), err);
+        line = next;
+    }
+    gnutls_memset(text, 0, len);
+    free(text);
+    if (code == NYB_OK && a->n == before)
+        code = err_at(err, NYB_E_ARG, path, -1, "there is no key in it");
+    return code;
+}
+
+enum nyb_code auth_open(struct auth **out, const struct serve_config *c, struct nyb_err *err)
+{
+    struct auth *a = mem_alloc(1, sizeof(*a));
+    enum nyb_code code = NYB_OK;
+    for (int i = 0; code == NYB_OK && i < c->api_key.n; i++)
+        code = *c->api_key.item[i] ? add_key(a, c->api_key.item[i], strlen(c->api_key.item[i]), err)
+                                   : err_at(err, NYB_E_ARG, "api-key", -1, "an API key must not be empty");
+    if (code == NYB_OK && c->api_key_file)
+        code = add_file(a, c->api_key_file, err);
+    *out = code == NYB_OK && a->n ? a : NULL;
+    if (!*out)
+        auth_close(a);
+    return code;
+}
+
+void auth_close(struct auth *a)
+{
+    if (a)
+        free(a->digest);
+    free(a);
+}
+
+bool auth_allows(const struct auth *a, const char *header)
+{
+    static const char scheme[] = "Bearer ";
+    unsigned char digest[DIGEST_BYTES];
+    if (!a)
+        return true;
+    if (!header || strncasecmp(header, scheme, strlen(scheme)))
+        return false;
+    const char *key = header + strlen(scheme);
+    size_t n = strlen(key);
+    if (n > KEY_MAX || gnutls_hash_fast(GNUTLS_DIG_SHA256, key, n, digest) != 0)
+        return false;
+    bool found = false;
+    for (size_t i = 0; i < a->n; i++)
+        found |= gnutls_memcmp(digest, a->digest[i], DIGEST_BYTES) == 0;
+    return found;
+}

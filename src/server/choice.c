@@ -1,0 +1,164 @@
+#include "server/choice.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "server/logprob.h"
+
+/* ---- chats: reasoning, content, calls ------------------------------------------------------------ */
+
+static void begin_call(struct choice *c, const struct parse_event *e)
+{
+    snprintf(c->call.id, sizeof(c->call.id), "%s", e->id);
+    free(c->call.name);
+    c->call.name = mem_strdup(e->name);
+    buf_clear(&c->call.arguments);
+}
+
+/* {"index": .., "id": .., "type": "function", "function": {"name": .., "arguments": ".."}} */
+static void end_call(struct choice *c)
+{
+    struct buf *b = &c->calls;
+    if (b->len)
+        buf_add_byte(b, ',');
+    buf_add_byte(b, '{');
+    if (c->g->stream)
+        buf_printf(b, "\"index\":%d,", c->n_call);
+    buf_add_str(b, "\"id\":");
+    json_add_string(b, c->call.id, strlen(c->call.id));
+    buf_add_str(b, ",\"type\":\"function\",\"function\":{\"name\":");
+    json_add_string(b, c->call.name, strlen(c->call.name));
+    buf_add_str(b, ",\"arguments\":");
+    json_add_string(b, c->call.arguments.data ? c->call.arguments.data : "", c->call.arguments.len);
+    buf_add_str(b, "}}");
+    c->n_call++;
+}
+
+static void take_part(void *arg, const struct parse_event *e)
+{
+    struct choice *c = arg;
+    switch (e->kind) {
+    case PARSE_CONTENT:
+        c->thinks = false;
+        buf_add(&c->text, e->text, e->len);
+        break;
+    case PARSE_REASONING:
+        c->thinks = true;
+        buf_add(&c->reasoning, e->text, e->len);
+        break;
+    case PARSE_CALL_BEGIN:
+        c->thinks = false;
+        begin_call(c, e);
+        break;
+    case PARSE_CALL_ARGUMENTS:
+        buf_add(&c->call.arguments, e->text, e->len);
+        break;
+    case PARSE_CALL_END:
+        end_call(c);
+        break;
+    }
+}
+
+void choice_open_parser(struct choice *c)
+{
+    struct gen *g = c->g;
+    const struct server *s = g->x->s;
+    const json_t *tools = json_object_get(g->request, "tools");
+    const char *how = json_string_value(json_object_get(g->request, "tool_choice"));
+    const char *prompt = g->prompt_text ? g->prompt_text : "";
+    c->thinks = parse_format_opens(s->format, prompt, strlen(prompt));
+    const struct parse_options options = {
+        .format = s->format,
+        .tools = json_is_array(tools) ? tools : NULL,
+        .starts_in_reasoning = c->thinks,
+        .ignore_calls = !json_is_array(tools) || (how && !strcmp(how, "none")),
+        .id_seed = g->x->start_ns * 0x9e3779b97f4a7c15ull + (unsigned)c->index,
+    };
+    c->parser = parse_open(&options, take_part, c);
+    if (g->forced)
+        parse_push(c->parser, g->forced, strlen(g->forced));
+}
+
+/* ---- life ---------------------------------------------------------------------------------------- */
+
+void choice_close(struct choice *c)
+{
+    nyb_stream_free(c->stream);
+    if (c->parser)
+        parse_close(c->parser);
+    struct buf *const all[] = {&c->text,    &c->reasoning, &c->calls,  &c->call.arguments, &c->logprobs,
+                               &c->lp_text, &c->lp_score,  &c->lp_top, &c->lp_offset,      &c->ids};
+    for (size_t i = 0; i < COUNT_OF(all); i++)
+        buf_free(all[i]);
+    free(c->call.name);
+    free(c->stop_string);
+    free(c->echo);
+}
+
+void choice_clear(struct choice *c)
+{
+    struct buf *const all[] = {&c->text,     &c->reasoning, &c->calls,     &c->logprobs, &c->lp_text,
+                               &c->lp_score, &c->lp_top,    &c->lp_offset, &c->ids};
+    for (size_t i = 0; i < COUNT_OF(all); i++)
+        buf_clear(all[i]);
+}
+
+/* ---- events -------------------------------------------------------------------------------------- */
+
+static void begin(struct choice *c)
+{
+    c->began = true;
+    if (!c->echo)
+        return;
+    buf_add_str(&c->text, c->echo);
+    if (c->g->n_logprob != NYB_UNSET)
+        logprob_add_prompt(c);
+}
+
+static void take_token(struct choice *c, const struct nyb_event *ev)
+{
+    if (!c->first_ns)
+        c->first_ns = ev->time_ns;
+    else
+        metrics_count_gap(&c->g->x->s->metrics, ev->time_ns - c->last_ns);
+    c->last_ns = ev->time_ns;
+    if (c->g->return_ids)
+        buf_printf(&c->ids, "%s%d", c->ids.len ? "," : "", ev->token);
+    if (c->g->n_logprob != NYB_UNSET && ev->logprob)
+        logprob_add(c, ev->logprob, ev->n_logprob);
+}
+
+static void take_finish(struct choice *c, const struct nyb_event *ev)
+{
+    c->done = true;
+    c->finish = ev->finish;
+    c->stop_token = ev->stop_token;
+    if (ev->stop_string)
+        c->stop_string = mem_strdup(ev->stop_string);
+    if (c->hides) {
+        c->finish = NYB_FINISH_LENGTH;
+        c->stop_token = -1;
+        c->usage.completion_tokens = 0;
+    }
+    if (c->parser)
+        parse_finish(c->parser);
+}
+
+void choice_take(struct choice *c, const struct nyb_event *ev)
+{
+    if (!c->began)
+        begin(c);
+    nyb_stream_times(c->stream, &c->times);
+    c->usage = ev->usage;
+    if (ev->token >= 0 && !c->hides)
+        take_token(c, ev);
+    if (c->parser && !c->hides)
+        parse_push(c->parser, ev->text, ev->text_bytes);
+    else if (!c->hides)
+        buf_add(&c->text, ev->text, ev->text_bytes);
+    if (c->thinks && ev->token >= 0)
+        c->reasoning_tokens++;
+    if (ev->finish != NYB_FINISH_NONE)
+        take_finish(c, ev);
+}

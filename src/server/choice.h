@@ -1,0 +1,14 @@
+/* From the engine's events to the parts of one choice. */
+#ifndef NYB_SERVER_CHOICE_H
+#define NYB_SERVER_CHOICE_H
+
+#include "server/gen.h"
+
+/* For chats, after submit: the prompt decides whether the answer begins within reasoning. */
+void choice_open_parser(struct choice *c);
+void choice_close(struct choice *c);
+void choice_take(struct choice *c, const struct nyb_event *ev);
+/* What was written is forgotten. */
+void choice_clear(struct choice *c);
+
+#endif

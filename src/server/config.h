@@ -1,0 +1,57 @@
+/* What `nybble serve` can be told: one table (options.def) read as flags, as keys of a YAML file and as
+ * environment variables. Later wins: default, file, environment, flag. */
+#ifndef NYB_SERVER_CONFIG_H
+#define NYB_SERVER_CONFIG_H
+
+#include "base/err.h"
+
+#define CONFIG_LIST_MAX 64
+
+struct config_list {
+    char *item[CONFIG_LIST_MAX];
+    int n;
+};
+
+enum config_metrics { CONFIG_METRICS_VLLM, CONFIG_METRICS_FASTDEPLOY };
+enum config_log { CONFIG_LOG_TEXT, CONFIG_LOG_LOGFMT, CONFIG_LOG_JSON };
+
+struct serve_config {
+    char *model; /* NULL: none was named */
+    char *host;
+    int64_t port, metrics_port; /* port 0: any free one; metrics_port 0: on the main port */
+    struct config_list served_name, api_key, origin;
+    char *api_key_file, *tls_cert, *tls_key, *parser, *config_file;
+    uint64_t max_body;
+    double header_s, body_s, keep_alive_s, stream_stall_s, drain_s;
+    int64_t max_connections, workers;
+    int metrics_style, log_format;
+    bool access_log, verbose;
+    /* engine */
+    char *chat_template;
+    int load_format, compute, kv_dtype; /* kv_dtype: the enum's value + 1 */
+    int64_t threads, max_model_len, max_num_seqs, max_num_batched_tokens, max_waiting, max_logprobs;
+    uint64_t kv_cache_bytes;
+    bool prefix_cache;
+};
+
+/* Defaults, then the file that --config or NYBBLE_CONFIG names, the environment and argv[1..]. *help: --help
+ * was asked for, and nothing else matters. */
+enum nyb_code config_read(struct serve_config *out, int argc, char **argv, bool *help,
+                          struct nyb_err *err) NYB_MUST_CHECK;
+void config_free(struct serve_config *c);
+void config_print_help(void);
+/* What the engine is to be opened with; points into c. default_model where none was named. */
+void config_engine_options(const struct serve_config *c, const char *default_model, struct nyb_options *o);
+
+/* One setting by its flag's name, from text; `where` names the source in errors. */
+enum nyb_code config_set(struct serve_config *c, const char *name, const char *text, const char *where,
+                         struct nyb_err *err) NYB_MUST_CHECK;
+/* Does the option take no value on the command line? False for unknown names, too. */
+bool config_is_switch(const char *name);
+bool config_is_list(const char *name);
+bool config_is_known(const char *name);
+
+/* config_yaml.c: a mapping of names to values, with line and column in errors. */
+enum nyb_code config_yaml_read(struct serve_config *c, const char *path, struct nyb_err *err) NYB_MUST_CHECK;
+
+#endif

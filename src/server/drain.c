@@ -1,0 +1,95 @@
+#include "server/drain.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "server/notify.h"
+
+#define LINGER_NS 200000000u /* finished answers leave the socket buffers, balancers see /ready */
+
+/* A signal handler has nowhere else to look. */
+static int signal_pipe[2] = {-1, -1};
+static volatile sig_atomic_t n_signal;
+
+static void on_signal(int number)
+{
+    int saved = errno;
+    if (++n_signal > 1)
+        _exit(128 + number);
+    if (write(signal_pipe[1], "", 1) < 0)
+        _exit(128 + number);
+    errno = saved;
+}
+
+const void *drain_token(void)
+{
+    return signal_pipe;
+}
+
+enum nyb_code drain_open(struct server *s, struct nyb_err *err)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = signal_pipe};
+    if (pipe2(signal_pipe, O_CLOEXEC | O_NONBLOCK) != 0 ||
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, signal_pipe[0], &event) != 0)
+        return err_set(err, NYB_E_IO, "cannot set up signals: %s", strerror(errno));
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    action.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &action, NULL);
+    return NYB_OK;
+}
+
+void drain_close(struct server *s)
+{
+    (void)s;
+    struct sigaction action = {.sa_handler = SIG_DFL};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    for (int i = 0; i < 2; i++) {
+        if (signal_pipe[i] >= 0)
+            close(signal_pipe[i]);
+        signal_pipe[i] = -1;
+    }
+}
+
+static void start(struct server *s)
+{
+    char byte;
+    while (read(signal_pipe[0], &byte, 1) > 0)
+        ;
+    s->draining = true;
+    s->drain_until_ns = clock_ns() + (uint64_t)(s->config->drain_s * 1e9);
+    log_info("draining: %d requests have %.0f s to finish; another signal ends them", s->n_generating,
+             s->config->drain_s);
+    notify_send("STOPPING=1");
+}
+
+bool drain_is_over(struct server *s)
+{
+    if (!n_signal)
+        return false;
+    if (!s->draining)
+        start(s);
+    uint64_t now = clock_ns();
+    if (s->n_generating > 0)
+        s->idle_since_ns = 0;
+    else if (!s->idle_since_ns)
+        s->idle_since_ns = now;
+    return now >= s->drain_until_ns || (s->idle_since_ns && now - s->idle_since_ns >= LINGER_NS);
+}
+
+void drain_cut(struct server *s)
+{
+    if (s->n_generating > 0)
+        log_warn("the drain is over: %d requests are cut", s->n_generating);
+    nyb_stop(s->engine);
+}

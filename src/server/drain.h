@@ -1,0 +1,16 @@
+/* Signals and the way out: SIGTERM or SIGINT start a drain, a second one ends the process at once. */
+#ifndef NYB_SERVER_DRAIN_H
+#define NYB_SERVER_DRAIN_H
+
+#include "server/loop.h"
+
+enum nyb_code drain_open(struct server *s, struct nyb_err *err) NYB_MUST_CHECK;
+void drain_close(struct server *s);
+/* Marks its event in the loop's epoll. */
+const void *drain_token(void);
+/* Was a drain asked for, and is nothing left to wait for? */
+bool drain_is_over(struct server *s);
+/* End what still runs. */
+void drain_cut(struct server *s);
+
+#endif

@@ -1,0 +1,64 @@
+#include "server/error.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+static const char *type_of(int status)
+{
+    static const struct {
+        int status;
+        const char *type;
+    } table[] = {
+        {400, "BadRequestError"},          {401, "AuthenticationError"},  {404, "NotFoundError"},
+        {405, "MethodNotAllowedError"},    {413, "RequestTooLargeError"}, {415, "UnsupportedMediaTypeError"},
+        {422, "UnprocessableEntityError"}, {429, "RateLimitError"},       {501, "NotImplementedError"},
+        {503, "ServiceUnavailableError"},
+    };
+    for (size_t i = 0; i < COUNT_OF(table); i++)
+        if (table[i].status == status)
+            return table[i].type;
+    return status < 500 ? "BadRequestError" : "InternalServerError";
+}
+
+void error_add_object(struct buf *b, int status, const char *param, const char *message)
+{
+    buf_add_str(b, "{\"error\":{\"message\":");
+    json_add_string(b, message, strlen(message));
+    buf_printf(b, ",\"type\":\"%s\",\"param\":", type_of(status));
+    if (param && *param)
+        json_add_string(b, param, strlen(param));
+    else
+        buf_add_str(b, "null");
+    buf_printf(b, ",\"code\":%d}}", status);
+}
+
+static void reply(struct exchange *x, int status, const char *param, const char *message)
+{
+    x->status = status;
+    x->content_type = "application/json";
+    if (status == 429 || status == 503)
+        x->retry_after_s = 1;
+    buf_clear(&x->reply);
+    error_add_object(&x->reply, status, param, message);
+}
+
+void error_reply(struct exchange *x, int status, const char *param, const char *fmt, ...)
+{
+    char message[1024];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(message, sizeof(message), fmt, args);
+    va_end(args);
+    reply(x, status, param, message);
+}
+
+/* What a client asks for and this build or model cannot do is the client's to change: 400, not 501. */
+void error_reply_err(struct exchange *x, const struct nyb_err *err)
+{
+    int status = err->code == NYB_E_UNSUPPORTED ? 400 : err_http_status(err->code);
+    bool is_param = err->where[0] && !strchr(err->where, '/'); /* else a file of the model */
+    reply(x, status, is_param ? err->where : NULL, err->message);
+}

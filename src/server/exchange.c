@@ -1,0 +1,143 @@
+#include "server/exchange.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "server/access_log.h"
+#include "server/conn.h"
+#include "server/gen.h"
+
+/* The client's X-Request-Id where it is harmless, else 128 random bits. */
+static void choose_id(struct exchange *x)
+{
+    const char *given = MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, "X-Request-Id");
+    size_t n = given ? strlen(given) : 0;
+    bool fine = n > 0 && n <= EXCHANGE_ID_MAX;
+    for (size_t i = 0; fine && i < n; i++)
+        fine = isalnum((unsigned char)given[i]) || strchr("-_.:", given[i]);
+    uint64_t random[2] = {0};
+    if (fine) {
+        memcpy(x->id, given, n + 1);
+        return;
+    }
+    if (getrandom(random, sizeof(random), GRND_NONBLOCK) != (ssize_t)sizeof(random))
+        random[0] = clock_ns();
+    snprintf(x->id, sizeof(x->id), "%016" PRIx64 "%016" PRIx64, random[0], random[1]);
+}
+
+struct exchange *exchange_open(struct server *s, struct MHD_Connection *mhd, const char *method,
+                               const char *path)
+{
+    struct exchange *x = mem_alloc(1, sizeof(*x));
+    x->s = s;
+    x->mhd = mhd;
+    snprintf(x->method, sizeof(x->method), "%s", method);
+    x->path = mem_strdup(path);
+    x->conn = conn_of(mhd);
+    x->conn->x = x;
+    x->content_type = "application/json";
+    x->start_ns = clock_ns();
+    choose_id(x);
+    return x;
+}
+
+static void exchange_free(struct exchange *x)
+{
+    buf_free(&x->reply);
+    free(x->path);
+    free(x);
+}
+
+void exchange_drop_body(struct exchange *x)
+{
+    x->s->body_bytes -= x->body_held;
+    x->body_held = 0;
+    buf_free(&x->body);
+}
+
+void exchange_close(struct exchange *x)
+{
+    exchange_drop_body(x);
+    gen_close(x->gen); /* no ring after this */
+    x->gen = NULL;
+    if (x->counted)
+        x->s->n_generating--;
+    access_log_write(x);
+    metrics_count_http(&x->s->metrics, x);
+    x->conn->x = NULL;
+    if (atomic_load(&x->queued))
+        x->dead = true;
+    else
+        exchange_free(x);
+}
+
+void exchange_reply_json(struct exchange *x, int status, const json_t *body)
+{
+    x->status = status;
+    char *text = json_dumps(body, JSON_COMPACT | JSON_ENCODE_ANY);
+    buf_clear(&x->reply);
+    buf_add_str(&x->reply, text ? text : "null");
+    free(text);
+}
+
+void exchange_suspend(struct exchange *x)
+{
+    x->suspended = true;
+    MHD_suspend_connection(x->mhd);
+}
+
+void exchange_resume(struct exchange *x)
+{
+    if (!x->suspended)
+        return;
+    x->suspended = false;
+    MHD_resume_connection(x->mhd);
+}
+
+/* The worker is done: the reply is there, or the engine makes an answer. */
+void exchange_worked(struct exchange *x)
+{
+    exchange_drop_body(x);
+    x->state = x->gen && !gen_is_stream(x->gen) ? EXCHANGE_WAITING : EXCHANGE_READY;
+    if (x->gone) {
+        gen_cancel(x->gen);
+        x->state = EXCHANGE_READY;
+    }
+    if (x->state == EXCHANGE_READY)
+        exchange_resume(x);
+    else
+        exchange_rung(x); /* the engine may have been faster */
+}
+
+/* The engine has news. */
+void exchange_rung(struct exchange *x)
+{
+    if (x->dead) {
+        exchange_free(x);
+        return;
+    }
+    if (x->state == EXCHANGE_WAITING && gen_pump(x->gen)) {
+        gen_reply(x->gen);
+        x->state = EXCHANGE_READY;
+        exchange_resume(x);
+    } else if (x->state == EXCHANGE_SENT && x->suspended) {
+        exchange_resume(x); /* the content reader pumps */
+    }
+}
+
+/* What the engine computes for it is lost: stop that, and let libmicrohttpd close the socket. */
+void exchange_gone(struct exchange *x)
+{
+    x->gone = true;
+    if (x->state == EXCHANGE_WORKING)
+        return; /* exchange_worked follows */
+    gen_cancel(x->gen);
+    x->state = x->state == EXCHANGE_WAITING ? EXCHANGE_READY : x->state;
+    exchange_resume(x);
+}

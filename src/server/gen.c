@@ -1,0 +1,190 @@
+#include "server/gen.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "server/answer.h"
+#include "server/choice.h"
+#include "server/error.h"
+#include "server/sse.h"
+
+#define OUT_MAX 65536 /* bytes of a stream that wait for its client */
+
+struct gen *gen_open(struct exchange *x, enum gen_api api, json_t *request)
+{
+    struct gen *g = mem_alloc(1, sizeof(*g));
+    uint64_t now_us = clock_unix_us();
+    g->x = x;
+    g->api = api;
+    g->request = json_incref(request);
+    g->n_logprob = g->n_prompt_logprob = g->max_tokens = NYB_UNSET;
+    g->created_s = (int64_t)(now_us / 1000000u);
+    g->arrival_us = now_us - (clock_ns() - x->start_ns) / 1000u;
+    snprintf(g->id, sizeof(g->id), "%s-%s", api == GEN_CHAT ? "chatcmpl" : "cmpl", x->id);
+    return g;
+}
+
+void gen_close(struct gen *g)
+{
+    if (!g)
+        return;
+    for (int i = 0; i < g->n_choice; i++)
+        choice_close(&g->choice[i]);
+    free(g->choice);
+    json_decref(g->request);
+    nyb_free(g->prompt_text);
+    free(g->forced);
+    buf_free(&g->out);
+    free(g);
+}
+
+void gen_set_choices(struct gen *g, int n_prompt, int n)
+{
+    g->n_prompt = n_prompt;
+    g->n = n;
+    g->n_choice = n_prompt * n;
+    g->choice = mem_alloc((size_t)g->n_choice, sizeof(*g->choice));
+    for (int i = 0; i < g->n_choice; i++) {
+        g->choice[i].g = g;
+        g->choice[i].index = i;
+        g->choice[i].prompt = i / n;
+        g->choice[i].stop_token = -1;
+    }
+}
+
+static void ring(void *exchange)
+{
+    loop_ring(exchange);
+}
+
+enum nyb_code gen_submit(struct gen *g, int i, const struct nyb_request *r, struct nyb_err *err)
+{
+    struct nyb_request request = *r;
+    request.wake = ring;
+    request.wake_arg = g->x;
+    TRY(nyb_submit(g->x->s->engine, &request, &g->choice[i].stream, err));
+    if (g->api == GEN_CHAT)
+        choice_open_parser(&g->choice[i]);
+    return NYB_OK;
+}
+
+bool gen_is_stream(const struct gen *g)
+{
+    return g->stream;
+}
+
+void gen_cancel(struct gen *g)
+{
+    for (int i = 0; g && i < g->n_choice; i++)
+        if (g->choice[i].stream)
+            nyb_cancel(g->choice[i].stream);
+}
+
+/* The engine failed under this request: that ends the answer. */
+static void take_error(struct gen *g, const struct nyb_err *e)
+{
+    struct nyb_err unknown;
+    if (!e) {
+        (void)err_set(&unknown, NYB_E_INTERNAL, "the engine failed");
+        e = &unknown;
+    }
+    g->error_status = err_http_status(e->code);
+    snprintf(g->error_param, sizeof(g->error_param), "%.63s", e->where);
+    snprintf(g->error_message, sizeof(g->error_message), "%s", e->message);
+    g->n_done = g->n_choice;
+    gen_cancel(g);
+}
+
+static void finish_choice(struct gen *g, struct choice *c)
+{
+    struct exchange *x = g->x;
+    g->n_done++;
+    if (c->index % g->n == 0)
+        x->prompt_tokens += c->usage.prompt_tokens;
+    x->completion_tokens += c->usage.completion_tokens;
+    metrics_count_choice(&x->s->metrics, c);
+}
+
+static bool has_room(const struct gen *g)
+{
+    return !g->stream || g->out.len - g->out_from < OUT_MAX;
+}
+
+static void pump_choice(struct gen *g, struct choice *c)
+{
+    struct nyb_event ev;
+    while (!c->done && !g->error_status && has_room(g) && nyb_next(c->stream, &ev, 0)) {
+        if (ev.finish == NYB_FINISH_ERROR) {
+            take_error(g, ev.error);
+            return;
+        }
+        choice_take(c, &ev);
+        if (c->done)
+            finish_choice(g, c);
+        if (g->stream)
+            sse_add_event(c, ev.token >= 0);
+    }
+}
+
+bool gen_pump(struct gen *g)
+{
+    for (int i = 0; i < g->n_choice; i++)
+        pump_choice(g, &g->choice[i]);
+    bool over = g->n_done == g->n_choice;
+    if (over && g->stream && !g->closed) {
+        sse_add_end(g);
+        g->closed = true;
+    }
+    return over;
+}
+
+void gen_reply(struct gen *g)
+{
+    if (g->error_status)
+        error_reply(g->x, g->error_status, g->error_param, "%s", g->error_message);
+    else
+        answer_write(g, &g->x->reply);
+    if (!g->error_status)
+        g->x->status = 200;
+}
+
+size_t gen_read(struct gen *g, char *to, size_t max, bool *over)
+{
+    if (g->out.len == g->out_from && !g->closed)
+        gen_pump(g);
+    size_t n = g->out.len - g->out_from;
+    n = n < max ? n : max;
+    if (n)
+        memcpy(to, g->out.data + g->out_from, n);
+    g->out_from += n;
+    if (g->out_from == g->out.len) {
+        buf_clear(&g->out);
+        g->out_from = 0;
+    }
+    *over = n == 0 && g->closed;
+    return n;
+}
+
+const char *gen_finish_reason(const struct choice *c)
+{
+    if (c->finish == NYB_FINISH_STOP && c->n_call > 0)
+        return "tool_calls";
+    return nyb_finish_name(c->finish);
+}
+
+struct gen_usage gen_usage(const struct gen *g)
+{
+    struct gen_usage u = {0};
+    for (int i = 0; i < g->n_choice; i++) {
+        const struct choice *c = &g->choice[i];
+        u.completion += c->usage.completion_tokens;
+        u.reasoning += c->reasoning_tokens;
+        if (i % g->n == 0) {
+            u.prompt += c->usage.prompt_tokens;
+            u.cached += c->usage.cached_tokens;
+        }
+    }
+    return u;
+}

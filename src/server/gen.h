@@ -1,0 +1,101 @@
+/* One answer of the engine: the requests of all its choices, from submit to the last byte of the response.
+ *
+ *     api_*.c (worker): gen_open, fields, gen_add_choice..., gen_submit
+ *     loop: gen_pump until true, gen_reply            without stream
+ *           gen_read, which pumps, until over         with stream
+ *           gen_close
+ *
+ * Pumping takes what the engine has ready. With a stream it stops while OUT_MAX bytes wait for the client:
+ * then the engine's ring fills up, and the engine parks the request. */
+#ifndef NYB_SERVER_GEN_H
+#define NYB_SERVER_GEN_H
+
+#include "base/json.h"
+#include "server/exchange.h"
+#include "text/parse.h"
+
+enum gen_api { GEN_COMPLETION, GEN_CHAT };
+
+struct gen_call {
+    struct buf arguments;
+    char id[PARSE_ID_MAX + 1];
+    char *name;
+};
+
+struct choice {
+    struct gen *g;
+    int index, prompt; /* among the answer's choices; which of the prompts */
+    struct nyb_stream *stream;
+    struct parser *parser; /* of chats */
+    /* What has not been written yet: with a stream since the last chunk, else all. */
+    struct buf text, reasoning;
+    struct buf calls;                                /* JSON objects, comma-separated */
+    struct gen_call call;                            /* the one being read */
+    struct buf logprobs;                             /* chat: JSON objects, comma-separated */
+    struct buf lp_text, lp_score, lp_top, lp_offset; /* completions: the four arrays, without brackets */
+    struct buf ids;                                  /* token ids, comma-separated */
+    size_t text_offset;                              /* characters of the text before the next token */
+    char *echo;                                      /* the prompt's text, shown first, or NULL */
+    bool began, said_role, done;
+    bool thinks; /* within reasoning          */
+    bool hides;  /* max_tokens 0: echo alone  */
+    int n_call;
+    enum nyb_finish finish;
+    int32_t stop_token;
+    char *stop_string;
+    int reasoning_tokens;
+    struct nyb_usage usage;
+    struct nyb_times times;
+    uint64_t first_ns, last_ns;
+};
+
+struct gen {
+    struct exchange *x;
+    enum gen_api api;
+    bool stream, usage_chunk, usage_always, return_ids, collect_metrics, every_token;
+    int n_logprob;        /* NYB_UNSET: none */
+    int n_prompt_logprob; /* the same */
+    int n_choice, n_prompt, n_done;
+    struct choice *choice; /* (n_choice) */
+    json_t *request;       /* the body, for the parsers' tools */
+    char id[EXCHANGE_ID_MAX + 16];
+    int64_t created_s;
+    uint64_t arrival_us; /* wall clock */
+    int max_tokens;      /* as asked, or NYB_UNSET: for the metrics */
+    int n;
+    char *prompt_text; /* for parse_format_opens; NULL: none */
+    char *forced;      /* how the answers begin, as part of the prompt; NULL: any way */
+    struct buf out;    /* SSE, out.len - out_from bytes to send */
+    size_t out_from;
+    bool closed; /* the last chunk is in out */
+    int error_status;
+    char error_param[64], error_message[768];
+};
+
+struct gen *gen_open(struct exchange *x, enum gen_api api, json_t *request);
+/* Cancels and frees. NULL is fine. */
+void gen_close(struct gen *g);
+/* Room for so many choices. */
+void gen_set_choices(struct gen *g, int n_prompt, int n);
+/* Submit choice i. The request's wake fields are set here. */
+enum nyb_code gen_submit(struct gen *g, int i, const struct nyb_request *r,
+                         struct nyb_err *err) NYB_MUST_CHECK;
+
+bool gen_is_stream(const struct gen *g);
+void gen_cancel(struct gen *g); /* NULL is fine */
+/* True: every choice is complete. */
+bool gen_pump(struct gen *g);
+/* Fill the exchange's reply. */
+void gen_reply(struct gen *g);
+/* Up to max bytes of the stream; *over: nothing will follow. */
+size_t gen_read(struct gen *g, char *to, size_t max, bool *over);
+
+/* "stop", "length", "tool_calls", ... of a finished choice */
+const char *gen_finish_reason(const struct choice *c);
+/* The sums over all prompts and choices. */
+struct gen_usage {
+    int64_t prompt, completion, cached, reasoning;
+};
+struct gen_usage gen_usage(const struct gen *g);
+
+#endif

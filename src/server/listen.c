@@ -1,0 +1,70 @@
+#include "server/listen.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BACKLOG 1024
+
+static int try_address(const struct addrinfo *a)
+{
+    int one = 1;
+    int fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
+    if (fd < 0)
+        return -1;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0)
+        return fd;
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    return -1;
+}
+
+static int port_of(int fd)
+{
+    struct sockaddr_storage address = {0};
+    socklen_t len = sizeof(address);
+    if (getsockname(fd, (struct sockaddr *)&address, &len) != 0)
+        return 0;
+    return ntohs(address.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)&address)->sin6_port
+                                               : ((const struct sockaddr_in *)&address)->sin_port);
+}
+
+enum nyb_code listen_open(int *fd, const char *host, int *port, struct nyb_err *err)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    struct addrinfo *list = NULL;
+    char service[16];
+    snprintf(service, sizeof(service), "%d", *port);
+    int failed = getaddrinfo(host, service, &hints, &list);
+    if (failed)
+        return err_at(err, NYB_E_ARG, "host", -1, "cannot listen on \"%s\": %s", host, gai_strerror(failed));
+    *fd = -1;
+    for (const struct addrinfo *a = list; a && *fd < 0; a = a->ai_next)
+        *fd = try_address(a);
+    freeaddrinfo(list);
+    if (*fd < 0)
+        return err_set(err, NYB_E_IO, "cannot listen on %s port %d: %s", host, *port, strerror(errno));
+    *port = port_of(*fd);
+    return NYB_OK;
+}
+
+int listen_raise_limit(int n)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return n;
+    if (limit.rlim_cur < (rlim_t)n) {
+        limit.rlim_cur =
+            limit.rlim_max == RLIM_INFINITY || limit.rlim_max > (rlim_t)n ? (rlim_t)n : limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+        (void)getrlimit(RLIMIT_NOFILE, &limit);
+    }
+    return limit.rlim_cur < (rlim_t)n ? (int)limit.rlim_cur : n;
+}

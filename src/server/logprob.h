@@ -1,0 +1,16 @@
+/* Log-probabilities in the two shapes of OpenAI's APIs, and vLLM's prompt_logprobs. */
+#ifndef NYB_SERVER_LOGPROB_H
+#define NYB_SERVER_LOGPROB_H
+
+#include "server/gen.h"
+
+/* One generated token: the chosen one, then the most likely. */
+void logprob_add(struct choice *c, const struct nyb_logprob *lp, int n);
+/* All tokens of the prompt, for echo. */
+void logprob_add_prompt(struct choice *c);
+/* [null, {"id": {"logprob", "rank", "decoded_token"}, ...}, ...] */
+void logprob_add_prompt_list(const struct choice *c, struct buf *b);
+/* {"content": [...]} of a chat, or the four arrays of a completion. */
+void logprob_add_object(const struct choice *c, struct buf *b);
+
+#endif

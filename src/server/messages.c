@@ -1,0 +1,139 @@
+#include "server/messages.h"
+
+#include <string.h>
+
+#include "server/params_json.h"
+
+static enum nyb_code refuse(struct nyb_err *err, size_t i, const char *what)
+{
+    char where[48];
+    snprintf(where, sizeof(where), "messages[%zu]", i);
+    return err_at(err, NYB_E_ARG, where, -1, "%s %s. (parameter=messages)", where, what);
+}
+
+/* [{"type": "text", "text": ..}, ..]: joined by newlines, as vLLM does for templates that want text. */
+static enum nyb_code join_parts(json_t *message, const json_t *parts, size_t i, struct nyb_err *err)
+{
+    struct buf text = {0};
+    size_t k;
+    json_t *part;
+    enum nyb_code code = NYB_OK;
+    json_array_foreach(parts, k, part)
+    {
+        const json_t *piece = json_is_string(part) ? part : json_object_get(part, "text");
+        const char *type = json_string_value(json_object_get(part, "type"));
+        if (!json_is_string(piece) || (type && strcmp(type, "text"))) {
+            code = refuse(err, i, "has a content part that is not text: only text is supported");
+            break;
+        }
+        if (k)
+            buf_add_byte(&text, '\n');
+        buf_add(&text, json_string_value(piece), json_string_length(piece));
+    }
+    if (code == NYB_OK)
+        json_object_set_new(message, "content", json_stringn(text.data ? text.data : "", text.len));
+    buf_free(&text);
+    return code;
+}
+
+static enum nyb_code fix_content(json_t *message, size_t i, struct nyb_err *err)
+{
+    json_t *content = json_object_get(message, "content");
+    if (json_is_string(content))
+        return NYB_OK;
+    if (json_is_array(content)) {
+        json_t *parts = json_incref(content); /* its place is taken */
+        enum nyb_code code = join_parts(message, parts, i, err);
+        json_decref(parts);
+        return code;
+    }
+    if (content && !json_is_null(content))
+        return refuse(err, i, "must have a string or a list of parts as its content");
+    const char *role = json_string_value(json_object_get(message, "role"));
+    if (strcmp(role, "assistant"))
+        return refuse(err, i, "has no content");
+    json_object_set_new(message, "content", json_string(""));
+    return NYB_OK;
+}
+
+/* Clients send arguments as the text of a JSON object; templates write them with tojson. */
+static enum nyb_code fix_call(json_t *call, size_t i, struct nyb_err *err)
+{
+    json_t *function = json_object_get(call, "function");
+    if (!json_is_object(function) || !json_is_string(json_object_get(function, "name")))
+        return refuse(err, i, "has a tool call without a function name");
+    const json_t *arguments = json_object_get(function, "arguments");
+    if (!json_is_string(arguments))
+        return NYB_OK;
+    json_t *parsed = json_string_length(arguments) == 0
+                         ? json_object()
+                         : json_loadb(json_string_value(arguments), json_string_length(arguments), 0, NULL);
+    if (!json_is_object(parsed)) {
+        json_decref(parsed);
+        return refuse(err, i, "has a tool call whose arguments are not the text of a JSON object");
+    }
+    json_object_set_new(function, "arguments", parsed);
+    return NYB_OK;
+}
+
+static void fix_reasoning(json_t *message)
+{
+    static const char *const name[2] = {"reasoning", "reasoning_content"};
+    for (int k = 0; k < 2; k++) {
+        json_t *v = json_object_get(message, name[k]);
+        if (json_is_string(v) && !json_object_get(message, name[1 - k]))
+            json_object_set(message, name[1 - k], v);
+    }
+}
+
+static enum nyb_code fix_message(json_t *message, size_t i, struct nyb_err *err)
+{
+    if (!json_is_object(message))
+        return refuse(err, i, "must be an object");
+    if (!json_is_string(json_object_get(message, "role")))
+        return refuse(err, i, "has no role");
+    TRY(fix_content(message, i, err));
+    json_t *calls = json_object_get(message, "tool_calls"), *call;
+    if (calls && !json_is_array(calls) && !json_is_null(calls))
+        return refuse(err, i, "must have a list as its tool_calls");
+    if (json_is_null(calls))
+        json_object_del(message, "tool_calls");
+    size_t k;
+    json_array_foreach(json_object_get(message, "tool_calls"), k, call) TRY(fix_call(call, i, err));
+    fix_reasoning(message);
+    return NYB_OK;
+}
+
+enum nyb_code messages_normalize(json_t *messages, struct nyb_err *err)
+{
+    size_t i;
+    json_t *message;
+    if (!messages || json_is_null(messages))
+        return err_at(err, NYB_E_ARG, "messages", -1, "messages is missing. (parameter=messages)");
+    if (!json_is_array(messages))
+        return params_wrong_type(err, "messages", "a list of messages", messages);
+    if (json_array_size(messages) == 0)
+        return err_at(err, NYB_E_ARG, "messages", -1, "messages must not be empty. (parameter=messages)");
+    json_array_foreach(messages, i, message) TRY(fix_message(message, i, err));
+    return NYB_OK;
+}
+
+enum nyb_code messages_check_tools(const json_t *tools, struct nyb_err *err)
+{
+    size_t i;
+    json_t *tool;
+    if (!json_is_array(tools))
+        return params_wrong_type(err, "tools", "a list of tools", tools);
+    if (json_array_size(tools) == 0)
+        return err_at(err, NYB_E_ARG, "tools", -1, "tools must not be empty. (parameter=tools)");
+    json_array_foreach(tools, i, tool)
+    {
+        const char *type = json_string_value(json_object_get(tool, "type"));
+        const json_t *function = json_object_get(tool, "function");
+        if (!type || strcmp(type, "function") || !json_is_string(json_object_get(function, "name")))
+            return err_at(
+                err, NYB_E_ARG, "tools", -1,
+                "tools[%zu] must be of type function and have a function with a name. (parameter=tools)", i);
+    }
+    return NYB_OK;
+}

@@ -1,0 +1,270 @@
+#include "server/params_json.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+#define VALUE_SHOWN 64 /* bytes of a value that an error repeats */
+
+enum kind { DOUBLE, INT, LONG, BOOL };
+
+static const struct param {
+    const char *name;
+    enum kind kind;
+    size_t offset;
+} table[] = {
+#define PARAM(name_, kind_, field_) {(name_), kind_, offsetof(struct nyb_sampling, field_)},
+#include "server/params.def"
+#undef PARAM
+};
+
+/* ---- types --------------------------------------------------------------------------------------- */
+
+static const char *type_name(const json_t *v)
+{
+    switch (json_typeof(v)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "an integer";
+    case JSON_REAL:
+        return "a number";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "a boolean";
+    default:
+        return "null";
+    }
+}
+
+/* Cut between characters. */
+static void cut(char *text)
+{
+    size_t n = strlen(text);
+    if (n <= VALUE_SHOWN)
+        return;
+    n = VALUE_SHOWN;
+    while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)
+        n--;
+    memcpy(text + n, "...", 4);
+}
+
+/* JSON within messages of err's size. Containers are not worth showing. */
+static char *show(const json_t *v)
+{
+    if (json_is_array(v) || json_is_object(v))
+        return mem_strdup(json_is_array(v) ? "[...]" : "{...}");
+    char *dumped = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+    char *text = mem_printf("%s    ", dumped ? dumped : "?"); /* room for the dots */
+    text[strlen(text) - 4] = 0;
+    free(dumped);
+    cut(text);
+    return text;
+}
+
+enum nyb_code params_wrong_type(struct nyb_err *err, const char *name, const char *what, const json_t *value)
+{
+    char *shown = show(value);
+    enum nyb_code code = err_at(err, NYB_E_ARG, name, -1, "%s must be %s, got %s. (parameter=%s, value=%s)",
+                                name, what, type_name(value), name, shown);
+    free(shown);
+    return code;
+}
+
+static bool is_given(const json_t *v)
+{
+    return v && !json_is_null(v);
+}
+
+enum nyb_code params_bool(const json_t *body, const char *name, bool *out, struct nyb_err *err)
+{
+    const json_t *v = json_object_get(body, name);
+    if (!is_given(v))
+        return NYB_OK;
+    if (!json_is_boolean(v))
+        return params_wrong_type(err, name, "a boolean", v);
+    *out = json_is_true(v);
+    return NYB_OK;
+}
+
+static enum nyb_code to_int(const json_t *v, const char *name, int *out, struct nyb_err *err)
+{
+    if (!json_is_integer(v))
+        return params_wrong_type(err, name, "an integer", v);
+    json_int_t x = json_integer_value(v);
+    if (x <= INT32_MIN || x > INT32_MAX)
+        return err_at(err, NYB_E_RANGE, name, -1,
+                      "%s must be within 32 bits, got %lld. (parameter=%s, value=%lld)", name, (long long)x,
+                      name, (long long)x);
+    *out = (int)x;
+    return NYB_OK;
+}
+
+enum nyb_code params_int(const json_t *body, const char *name, int *out, struct nyb_err *err)
+{
+    const json_t *v = json_object_get(body, name);
+    return is_given(v) ? to_int(v, name, out, err) : NYB_OK;
+}
+
+static enum nyb_code read_param(const struct param *p, struct nyb_sampling *s, const json_t *body,
+                                const json_t *v, struct nyb_err *err)
+{
+    void *field = (char *)s + p->offset;
+    switch (p->kind) {
+    case DOUBLE:
+        if (!json_is_number(v))
+            return params_wrong_type(err, p->name, "a number", v);
+        *(double *)field = json_number_value(v);
+        return NYB_OK;
+    case INT:
+        return to_int(v, p->name, field, err);
+    case LONG:
+        if (!json_is_integer(v))
+            return params_wrong_type(err, p->name, "an integer", v);
+        *(int64_t *)field = json_integer_value(v);
+        return NYB_OK;
+    default:
+        return params_bool(body, p->name, field, err);
+    }
+}
+
+/* ---- lists --------------------------------------------------------------------------------------- */
+
+static enum nyb_code check_count(const json_t *v, const char *name, struct nyb_err *err)
+{
+    size_t n = json_is_object(v) ? json_object_size(v) : json_array_size(v);
+    return n <= PARAMS_LIST_MAX
+               ? NYB_OK
+               : err_at(err, NYB_E_RANGE, name, -1,
+                        "%s must have at most %d entries, got %zu. (parameter=%s, value=%zu entries)", name,
+                        PARAMS_LIST_MAX, n, name, n);
+}
+
+static enum nyb_code take_string(const json_t *v, const char *name, const char *what, const char **out,
+                                 struct nyb_err *err)
+{
+    if (!json_is_string(v))
+        return params_wrong_type(err, name, what, v);
+    *out = json_string_value(v);
+    if (strlen(*out) != json_string_length(v))
+        return err_at(err, NYB_E_ARG, name, -1, "%s must not contain NUL characters. (parameter=%s)", name,
+                      name);
+    return NYB_OK;
+}
+
+/* A string alone counts as a list of one. */
+static enum nyb_code read_strings(const json_t *body, const char *name, struct arena *a,
+                                  const char *const **out, int *n_out, struct nyb_err *err)
+{
+    static const char what[] = "a string or a list of strings";
+    const json_t *v = json_object_get(body, name);
+    if (!is_given(v))
+        return NYB_OK;
+    if (!json_is_string(v) && !json_is_array(v))
+        return params_wrong_type(err, name, what, v);
+    TRY(check_count(v, name, err));
+    size_t n = json_is_string(v) ? 1 : json_array_size(v);
+    const char **list = arena_calloc(a, n ? n : 1, sizeof(*list));
+    for (size_t i = 0; i < n; i++)
+        TRY(take_string(json_is_string(v) ? v : json_array_get(v, i), name, what, &list[i], err));
+    *out = list;
+    *n_out = (int)n;
+    return NYB_OK;
+}
+
+enum nyb_code params_ids(const json_t *v, const char *name, struct arena *a, int32_t **ids, size_t *n,
+                         struct nyb_err *err)
+{
+    *ids = NULL;
+    *n = 0;
+    if (!is_given(v))
+        return NYB_OK;
+    if (!json_is_array(v))
+        return params_wrong_type(err, name, "a list of token ids", v);
+    size_t count = json_array_size(v);
+    *ids = arena_calloc(a, count ? count : 1, sizeof(**ids));
+    for (size_t i = 0; i < count; i++)
+        TRY(to_int(json_array_get(v, i), name, &(*ids)[i], err));
+    *n = count;
+    return NYB_OK;
+}
+
+static enum nyb_code read_stop_tokens(struct nyb_sampling *s, const json_t *body, struct arena *a,
+                                      struct nyb_err *err)
+{
+    static const char name[] = "stop_token_ids";
+    int32_t *ids;
+    size_t n;
+    const json_t *v = json_object_get(body, name);
+    if (json_is_array(v))
+        TRY(check_count(v, name, err));
+    TRY(params_ids(v, name, a, &ids, &n, err));
+    s->stop_token = ids;
+    s->n_stop_token = (int)n;
+    return NYB_OK;
+}
+
+/* {"token id": bias}, the ids as strings */
+static enum nyb_code read_logit_bias(struct nyb_sampling *s, json_t *v, struct arena *a, struct nyb_err *err)
+{
+    static const char name[] = "logit_bias";
+    const char *key;
+    json_t *value;
+    if (!is_given(v))
+        return NYB_OK;
+    if (!json_is_object(v))
+        return params_wrong_type(err, name, "an object from token ids to numbers", v);
+    TRY(check_count(v, name, err));
+    size_t n = json_object_size(v);
+    struct nyb_logit_bias *list = arena_calloc(a, n ? n : 1, sizeof(*list));
+    json_object_foreach(v, key, value)
+    {
+        char *end;
+        errno = 0;
+        long id = strtol(key, &end, 10);
+        if (end == key || *end || errno || id < INT32_MIN || id > INT32_MAX)
+            return err_at(err, NYB_E_ARG, name, -1,
+                          "The keys of logit_bias must be token ids, got \"%.40s\". (parameter=logit_bias)",
+                          key);
+        if (!json_is_number(value))
+            return params_wrong_type(err, name, "an object from token ids to numbers", value);
+        list[s->n_logit_bias++] = (struct nyb_logit_bias){(int32_t)id, json_number_value(value)};
+    }
+    s->logit_bias = list;
+    return NYB_OK;
+}
+
+enum nyb_code params_read(struct nyb_sampling *s, const json_t *body, struct arena *a, struct nyb_err *err)
+{
+    bool skip_special = true;
+    nyb_sampling_init(s);
+    for (size_t i = 0; i < COUNT_OF(table); i++) {
+        const json_t *v = json_object_get(body, table[i].name);
+        if (is_given(v))
+            TRY(read_param(&table[i], s, body, v, err));
+    }
+    TRY(params_bool(body, "skip_special_tokens", &skip_special, err));
+    s->keep_special_tokens = !skip_special;
+    TRY(read_strings(body, "stop", a, &s->stop, &s->n_stop, err));
+    TRY(read_strings(body, "bad_words", a, &s->bad_words, &s->n_bad_words, err));
+    TRY(read_stop_tokens(s, body, a, err));
+    return read_logit_bias(s, json_object_get(body, "logit_bias"), a, err);
+}
+
+void params_merge_metadata(json_t *body)
+{
+    json_t *metadata = json_object_get(body, "metadata");
+    for (size_t i = 0; i < COUNT_OF(table); i++) {
+        json_t *v = json_object_get(metadata, table[i].name);
+        /* OpenAI's metadata are strings for the caller's own use */
+        if (is_given(v) && !json_is_string(v) && !is_given(json_object_get(body, table[i].name)))
+            json_object_set(body, table[i].name, v);
+    }
+}

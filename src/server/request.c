@@ -1,0 +1,186 @@
+#include "server/request.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "server/error.h"
+#include "server/params_json.h"
+
+json_t *request_parse(struct exchange *x)
+{
+    json_t *body = NULL;
+    json_error_t e;
+    if (x->body.len == 0) {
+        error_reply(x, 400, NULL, "The body is empty, a JSON object was expected.");
+        return NULL;
+    }
+    body = json_loadb(x->body.data, x->body.len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
+    if (!body) {
+        error_reply(x, 400, NULL, "The body is not valid JSON: %s (byte %d, line %d, column %d).", e.text,
+                    e.position, e.line, e.column);
+        return NULL;
+    }
+    if (!json_is_object(body)) {
+        error_reply(x, 400, NULL, "The body must be a JSON object.");
+        json_decref(body);
+        return NULL;
+    }
+    buf_free(&x->body);
+    return body;
+}
+
+enum nyb_code request_check_model(const struct server *s, const json_t *body, struct nyb_err *err)
+{
+    const json_t *v = json_object_get(body, "model");
+    if (!v || json_is_null(v))
+        return NYB_OK;
+    if (!json_is_string(v))
+        return params_wrong_type(err, "model", "a string", v);
+    const char *name = json_string_value(v);
+    const struct config_list *served = &s->config->served_name;
+    for (int i = 0; i < served->n; i++)
+        if (!strcmp(name, served->item[i]))
+            return NYB_OK;
+    if (served->n == 0 && !strcmp(name, s->model))
+        return NYB_OK;
+    return err_at(err, NYB_E_NOT_FOUND, "model", -1, "The model `%.200s` does not exist.", name);
+}
+
+static enum nyb_code refuse(struct nyb_err *err, const char *name)
+{
+    return err_at(err, NYB_E_UNSUPPORTED, name, -1, "%s is not supported. (parameter=%s)", name, name);
+}
+
+enum nyb_code request_check_unsupported(const json_t *body, struct nyb_err *err)
+{
+    static const char *const never[] = {"guided_json",    "guided_regex",       "guided_choice",
+                                        "guided_grammar", "structured_outputs", "structural_tag",
+                                        "chat_template",  "prompt_embeds"};
+    static const char *const not_true[] = {"use_beam_search", "continue_final_message"};
+    for (size_t i = 0; i < COUNT_OF(never); i++) {
+        const json_t *v = json_object_get(body, never[i]);
+        if (v && !json_is_null(v))
+            return refuse(err, never[i]);
+    }
+    for (size_t i = 0; i < COUNT_OF(not_true); i++) {
+        bool given = false;
+        TRY(params_bool(body, not_true[i], &given, err));
+        if (given)
+            return refuse(err, not_true[i]);
+    }
+    const json_t *format = json_object_get(body, "response_format");
+    if (!format || json_is_null(format))
+        return NYB_OK;
+    const char *type = json_string_value(json_object_get(format, "type"));
+    if (!type)
+        return params_wrong_type(err, "response_format", "an object with a type", format);
+    return !strcmp(type, "text") ? NYB_OK
+                                 : err_at(err, NYB_E_UNSUPPORTED, "response_format", -1,
+                                          "response_format must be of type text, got \"%.40s\". "
+                                          "(parameter=response_format, value=%.40s)",
+                                          type, type);
+}
+
+static enum nyb_code read_stream_options(struct gen *g, const json_t *body, struct nyb_err *err)
+{
+    const json_t *v = json_object_get(body, "stream_options");
+    if (!v || json_is_null(v))
+        return NYB_OK;
+    if (!g->stream)
+        return err_at(err, NYB_E_ARG, "stream_options", -1,
+                      "stream_options can only be given when stream is true. (parameter=stream_options)");
+    if (!json_is_object(v))
+        return params_wrong_type(err, "stream_options", "an object", v);
+    TRY(params_bool(v, "include_usage", &g->usage_chunk, err));
+    TRY(params_bool(v, "continuous_usage_stats", &g->usage_always, err));
+    g->usage_always = g->usage_always && g->usage_chunk;
+    return NYB_OK;
+}
+
+/* The client's own id for the answer. */
+static enum nyb_code read_request_id(struct gen *g, const json_t *body, struct nyb_err *err)
+{
+    const json_t *v = json_object_get(body, "request_id");
+    if (!v || json_is_null(v))
+        return NYB_OK;
+    const char *id = json_string_value(v);
+    size_t n = id ? json_string_length(v) : 0;
+    bool fine = n > 0 && n <= EXCHANGE_ID_MAX;
+    for (size_t i = 0; fine && i < n; i++)
+        fine = isalnum((unsigned char)id[i]) || strchr("-_.:", id[i]);
+    if (!fine)
+        return err_at(err, NYB_E_ARG, "request_id", -1,
+                      "request_id must be 1 to %d letters, digits or any of -_.: (parameter=request_id)",
+                      EXCHANGE_ID_MAX);
+    snprintf(g->id, sizeof(g->id), "%s-%s", g->api == GEN_CHAT ? "chatcmpl" : "cmpl", id);
+    return NYB_OK;
+}
+
+enum nyb_code request_read_common(struct gen *g, const json_t *body, const struct nyb_sampling *s, int *n,
+                                  struct nyb_err *err)
+{
+    *n = 1;
+    TRY(params_bool(body, "stream", &g->stream, err));
+    TRY(read_stream_options(g, body, err));
+    TRY(params_bool(body, "return_token_ids", &g->return_ids, err));
+    TRY(params_bool(body, "collect_metrics", &g->collect_metrics, err));
+    TRY(read_request_id(g, body, err));
+    TRY(params_int(body, "n", n, err));
+    if (*n < 1 || *n > REQUEST_CHOICES_MAX)
+        return err_at(err, NYB_E_RANGE, "n", -1, "n must be in [1, %d], got %d. (parameter=n, value=%d)",
+                      REQUEST_CHOICES_MAX, *n, *n);
+    if (*n > 1 && s->temperature < 1e-5)
+        return err_at(err, NYB_E_RANGE, "n", -1,
+                      "n must be 1 when using greedy sampling, got %d. (parameter=n, value=%d)", *n, *n);
+    if (s->prompt_logprobs != NYB_UNSET && g->stream)
+        return err_at(err, NYB_E_ARG, "prompt_logprobs", -1,
+                      "prompt_logprobs are not available when stream is true. (parameter=prompt_logprobs)");
+    g->n_prompt_logprob = s->prompt_logprobs;
+    g->max_tokens = s->max_tokens;
+    return NYB_OK;
+}
+
+enum nyb_code request_truncate(const struct server *s, const json_t *body, int32_t **ids, size_t *n,
+                               struct nyb_err *err)
+{
+    int keep = NYB_UNSET;
+    TRY(params_int(body, "truncate_prompt_tokens", &keep, err));
+    if (keep == NYB_UNSET)
+        return NYB_OK;
+    if (keep == -1)
+        keep = (int)(s->info->max_model_len - 1);
+    if (keep < 1)
+        return err_at(err, NYB_E_RANGE, "truncate_prompt_tokens", -1,
+                      "truncate_prompt_tokens must be -1 or at least 1, got %d. "
+                      "(parameter=truncate_prompt_tokens, value=%d)",
+                      keep, keep);
+    if (*n > (size_t)keep) {
+        *ids += *n - (size_t)keep;
+        *n = (size_t)keep;
+    }
+    return NYB_OK;
+}
+
+enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt, int n_prompt, int n,
+                             struct nyb_sampling *s, struct nyb_err *err)
+{
+    int64_t seed = s->seed;
+    int priority = 0;
+    TRY(params_int(g->request, "priority", &priority, err));
+    g->every_token = g->return_ids || g->n_logprob != NYB_UNSET || !g->x->s->has_tokenizer;
+    s->logprobs = g->n_logprob;
+    gen_set_choices(g, n_prompt, n);
+    for (int i = 0; i < g->n_choice; i++) {
+        const struct request_prompt *p = &prompt[i / n];
+        const struct nyb_request r = {
+            .prompt = p->ids, .n_prompt = p->n, .sampling = s, .priority = priority};
+        if (seed >= 0) /* the choices differ, and each is what it is alone */
+            s->seed = (int64_t)(((uint64_t)seed + (uint64_t)(i % n)) & INT64_MAX);
+        enum nyb_code code = gen_submit(g, i, &r, err);
+        if (code != NYB_OK)
+            return code;
+    }
+    return NYB_OK;
+}

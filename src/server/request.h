@@ -1,0 +1,32 @@
+/* What the bodies of both completion APIs have in common. All of it runs in a worker. */
+#ifndef NYB_SERVER_REQUEST_H
+#define NYB_SERVER_REQUEST_H
+
+#include "base/arena.h"
+#include "server/gen.h"
+
+#define REQUEST_CHOICES_MAX 16384
+
+/* The body as an object that the caller releases; NULL after the reply says why not. */
+json_t *request_parse(struct exchange *x);
+/* NYB_E_NOT_FOUND for a model of another name. */
+enum nyb_code request_check_model(const struct server *s, const json_t *body,
+                                  struct nyb_err *err) NYB_MUST_CHECK;
+/* What neither this engine nor this server can do is refused, not ignored. */
+enum nyb_code request_check_unsupported(const json_t *body, struct nyb_err *err) NYB_MUST_CHECK;
+/* stream, stream_options, n, return_token_ids, collect_metrics, request_id into g; *n choices a prompt */
+enum nyb_code request_read_common(struct gen *g, const json_t *body, const struct nyb_sampling *s, int *n,
+                                  struct nyb_err *err) NYB_MUST_CHECK;
+/* truncate_prompt_tokens: drop ids from the left. */
+enum nyb_code request_truncate(const struct server *s, const json_t *body, int32_t **ids, size_t *n,
+                               struct nyb_err *err) NYB_MUST_CHECK;
+
+struct request_prompt {
+    int32_t *ids; /* (n) */
+    size_t n;
+};
+/* Submit prompts times n choices, or none of them. */
+enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt, int n_prompt, int n,
+                             struct nyb_sampling *s, struct nyb_err *err) NYB_MUST_CHECK;
+
+#endif

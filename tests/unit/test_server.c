@@ -1,0 +1,190 @@
+/* Parts of the server that need no socket: parameters, messages, the parts of a chat's answer, routes. */
+#include "test.h"
+
+#ifdef NYBBLE_SERVER
+#include <math.h>
+#include <stdlib.h>
+
+#include "server/answer.h"
+#include "server/choice.h"
+#include "server/config.h"
+#include "server/messages.h"
+#include "server/params_json.h"
+#include "server/route.h"
+
+static json_t *from_text(const char *text)
+{
+    json_t *v = json_loads(text, 0, NULL);
+    assert_non_null(v);
+    return v;
+}
+
+static void test_params_read_all(void **state)
+{
+    (void)state;
+    struct nyb_sampling s;
+    struct arena a;
+    struct nyb_err err;
+    json_t *body =
+        from_text("{\"temperature\": 1, \"top_k\": 5, \"seed\": 9007199254740993, \"stop\": \"x\","
+                  " \"max_completion_tokens\": 7, \"stop_token_ids\": [1, 2], \"ignore_eos\": true,"
+                  " \"logit_bias\": {\"3\": -1.5}, \"skip_special_tokens\": false, \"min_p\": null}");
+    arena_init(&a, 256);
+    assert_int_equal(params_read(&s, body, &a, &err), NYB_OK);
+    assert_true(s.temperature == 1 && isnan(s.min_p) && s.top_k == 5 && s.max_tokens == 7);
+    assert_true(s.seed == 9007199254740993 && s.ignore_eos && s.keep_special_tokens);
+    assert_true(s.n_stop == 1 && !strcmp(s.stop[0], "x"));
+    assert_true(s.n_stop_token == 2 && s.stop_token[1] == 2);
+    assert_true(s.n_logit_bias == 1 && s.logit_bias[0].token == 3 && s.logit_bias[0].bias == -1.5);
+    arena_free(&a);
+    json_decref(body);
+}
+
+static void test_params_name_the_parameter(void **state)
+{
+    (void)state;
+    struct nyb_sampling s;
+    struct arena a;
+    struct nyb_err err;
+    json_t *body = from_text("{\"top_k\": \"many\"}");
+    arena_init(&a, 256);
+    assert_int_equal(params_read(&s, body, &a, &err), NYB_E_ARG);
+    assert_string_equal(err.where, "top_k");
+    assert_string_equal(err.message,
+                        "top_k must be an integer, got a string. (parameter=top_k, value=\"many\")");
+    arena_free(&a);
+    json_decref(body);
+}
+
+static void test_metadata_fills_gaps(void **state)
+{
+    (void)state;
+    json_t *body = from_text(
+        "{\"max_tokens\": 3, \"metadata\": {\"max_tokens\": 9, \"min_tokens\": 2, \"seed\": \"a\"}}");
+    params_merge_metadata(body);
+    assert_int_equal(json_integer_value(json_object_get(body, "max_tokens")), 3);
+    assert_int_equal(json_integer_value(json_object_get(body, "min_tokens")), 2);
+    assert_null(json_object_get(body, "seed"));
+    json_decref(body);
+}
+
+static void test_messages_normalize(void **state)
+{
+    (void)state;
+    struct nyb_err err;
+    json_t *m =
+        from_text("[{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"a\"}, \"b\"]},"
+                  " {\"role\": \"assistant\", \"content\": null, \"reasoning\": \"r\", \"tool_calls\":"
+                  "  [{\"function\": {\"name\": \"f\", \"arguments\": \"{\\\"x\\\": 1}\"}}]}]");
+    assert_int_equal(messages_normalize(m, &err), NYB_OK);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(m, 0), "content")), "a\nb");
+    const json_t *second = json_array_get(m, 1);
+    assert_string_equal(json_string_value(json_object_get(second, "reasoning_content")), "r");
+    const json_t *call = json_array_get(json_object_get(second, "tool_calls"), 0);
+    assert_true(json_is_object(json_object_get(json_object_get(call, "function"), "arguments")));
+    json_decref(m);
+}
+
+/* An answer of a model that reasons and calls, cut into pieces of `step` bytes, as one message or as a delta.
+ */
+static char *parse_answer(const char *text, size_t step, bool stream)
+{
+    struct server s = {.format = parse_format_find("qwen3")};
+    struct exchange x = {.s = &s};
+    json_t *request = from_text("{\"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]}");
+    struct gen g = {.x = &x, .api = GEN_CHAT, .stream = stream, .request = request};
+    struct choice c = {.g = &g};
+    struct buf b = {0};
+    choice_open_parser(&c);
+    for (size_t i = 0, n = strlen(text); i < n; i += step)
+        parse_push(c.parser, text + i, n - i < step ? n - i : step);
+    parse_finish(c.parser);
+    c.finish = NYB_FINISH_STOP;
+    c.done = true;
+    answer_add_parts(&c, &b, stream);
+    assert_string_equal(gen_finish_reason(&c), c.n_call ? "tool_calls" : "stop");
+    choice_close(&c);
+    json_decref(request);
+    return buf_steal(&b);
+}
+
+static void test_reasoning_and_calls(void **state)
+{
+    (void)state;
+    const char *text =
+        "<think>\nwell \"so\"\n</think>\n\nAnswer.\n<tool_call>\n{\"name\": \"f\", \"arguments\": "
+        "{\"x\": \"é\"}}\n</tool_call>";
+    for (size_t step = 1; step < 40; step += 6) {
+        char *out = parse_answer(text, step, false);
+        json_t *m = from_text(out);
+        assert_string_equal(json_string_value(json_object_get(m, "role")), "assistant");
+        assert_string_equal(json_string_value(json_object_get(m, "content")), "Answer.");
+        assert_string_equal(json_string_value(json_object_get(m, "reasoning")), "well \"so\"");
+        assert_string_equal(json_string_value(json_object_get(m, "reasoning_content")), "well \"so\"");
+        const json_t *call = json_array_get(json_object_get(m, "tool_calls"), 0);
+        const json_t *f = json_object_get(call, "function");
+        assert_null(json_object_get(call, "index"));
+        assert_non_null(json_string_value(json_object_get(call, "id")));
+        assert_string_equal(json_string_value(json_object_get(f, "name")), "f");
+        json_t *arguments = from_text(json_string_value(json_object_get(f, "arguments")));
+        assert_string_equal(json_string_value(json_object_get(arguments, "x")), "é");
+        json_decref(arguments);
+        json_decref(m);
+        free(out);
+    }
+    char *delta = parse_answer("<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>", 5, true);
+    json_t *d = from_text(delta);
+    const json_t *call = json_array_get(json_object_get(d, "tool_calls"), 0);
+    assert_int_equal(json_integer_value(json_object_get(call, "index")), 0);
+    assert_null(json_object_get(d, "content"));
+    json_decref(d);
+    free(delta);
+}
+
+static void test_routes(void **state)
+{
+    (void)state;
+    const char *allow;
+    assert_true(route_find("POST", "/v1/completions", &allow)->run == api_completions);
+    assert_true(route_find("HEAD", "/health", &allow)->run == api_health);
+    assert_true(route_find("GET", "/v1/models/a/b", &allow)->run == api_model);
+    assert_null(route_find("GET", "/v1/completions", &allow));
+    assert_string_equal(allow, "POST");
+    assert_null(route_find("GET", "/v1/models/", &allow));
+    assert_null(allow);
+}
+
+static void test_config_units(void **state)
+{
+    (void)state;
+    struct serve_config c = {0};
+    struct nyb_err err;
+    assert_int_equal(config_set(&c, "kv_cache_memory", "1.5GiB", NULL, &err), NYB_OK);
+    assert_true(c.kv_cache_bytes == 3ull << 29);
+    assert_int_equal(config_set(&c, "max-body", "64k", NULL, &err), NYB_OK);
+    assert_true(c.max_body == 65536);
+    assert_int_equal(config_set(&c, "max-body", "64kX", NULL, &err), NYB_E_ARG);
+    assert_int_equal(config_set(&c, "kv-cache-dtype", "fp8", NULL, &err), NYB_OK);
+    assert_int_equal(c.kv_dtype, NYB_KV_FP8 + 1);
+    assert_int_equal(config_set(&c, "ssl-certfile", "x", NULL, &err), NYB_OK);
+    assert_string_equal(c.tls_cert, "x");
+    assert_int_equal(config_set(&c, "tensor-parallel-size", "2", NULL, &err), NYB_E_ARG);
+    config_free(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_params_read_all),     cmocka_unit_test(test_params_name_the_parameter),
+        cmocka_unit_test(test_metadata_fills_gaps), cmocka_unit_test(test_messages_normalize),
+        cmocka_unit_test(test_reasoning_and_calls), cmocka_unit_test(test_routes),
+        cmocka_unit_test(test_config_units),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+#else
+int main(void)
+{
+    return 0; /* built without the server */
+}
+#endif

@@ -1,0 +1,48 @@
+/* nybble bench: how fast is the model on this machine, and how fast is a server? */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "cli/bench.h"
+#include "cli/cli.h"
+
+static const char help[] =
+    "nybble bench: measure speed\n\n"
+    "usage: nybble bench model [OPTIONS] [MODEL]   prefill and decode on this machine, beside its limits\n"
+    "       nybble bench serve [OPTIONS]           load any OpenAI-compatible server and measure it\n\n"
+    "examples:\n"
+    "  nybble bench model\n"
+    "  nybble bench model --help\n"
+    "  nybble bench serve --help\n";
+
+#ifndef NYBBLE_SERVER
+static int without_server(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    return cli_misuse("bench", "this program was built without server and load generator (NYBBLE_SERVER)");
+}
+#define bench_serve without_server
+#endif
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+} table[] = {
+    {"model", bench_model},
+    {"serve", bench_serve},
+};
+
+int cli_bench(int argc, char **argv)
+{
+    if (argc < 2)
+        return cli_misuse("bench", "what to measure is missing: model or serve");
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+        fputs(help, stdout);
+        return cli_close_stdout("bench", 0);
+    }
+    for (size_t i = 0; i < COUNT_OF(table); i++)
+        if (!strcmp(argv[1], table[i].name))
+            return cli_close_stdout("bench", table[i].run(argc - 1, argv + 1));
+    return cli_misuse("bench", "measures model or serve, not \"%s\"", argv[1]);
+}

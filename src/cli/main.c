@@ -1,0 +1,53 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static const struct command {
+    const char *name, *summary;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+#define CLI_ROW(name, summary) {#name, summary, cli_##name},
+#include "cli/cli.def"
+#undef CLI_ROW
+};
+#define N_COMMAND (sizeof(commands) / sizeof(commands[0]))
+
+static void print_help(FILE *out)
+{
+    fputs("nybble: run NVFP4 Mixture-of-Experts models from their Hugging Face folders\n\n"
+          "usage: nybble COMMAND [OPTIONS] [MODEL]\n\n",
+          out);
+    for (size_t i = 0; i < N_COMMAND; i++)
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    fputs("\nMODEL is a folder with config.json and *.safetensors, or a repository id in the local\n"
+          "Hugging Face cache. Without one the small embedded model is used.\n\n"
+          "examples:\n"
+          "  nybble run -p \"Once upon a time\"\n"
+          "  nybble run nvidia/Qwen3-30B-A3B-FP4\n"
+          "  nybble inspect ~/models/GLM-4.5-Air-NVFP4\n"
+          "  nybble COMMAND --help\n",
+          out);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return 2;
+    }
+    const char *name = argv[1];
+    if (!strcmp(name, "--version") || !strcmp(name, "-V") || !strcmp(name, "version")) {
+        puts("nybble " NYBBLE_VERSION);
+        return cli_close_stdout("nybble", 0);
+    }
+    if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
+        print_help(stdout);
+        return cli_close_stdout("nybble", 0);
+    }
+    for (size_t i = 0; i < N_COMMAND; i++)
+        if (!strcmp(name, commands[i].name))
+            return cli_close_stdout(name, commands[i].run(argc - 1, argv + 1));
+    fprintf(stderr, "nybble: no command \"%s\"; nybble --help lists them\n", name);
+    return 2;
+}

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# run: the embedded model's greedy words, sampling, input, options, failures and their exit statuses.
+. "$(dirname "$0")/lib.sh"
+prompt="Once upon a time there was a little girl who"
+
+expect_status 0 "$NYBBLE" run -p "$prompt" --temperature 0 --max-tokens 12
+first=$(cat "$WORK/out")
+[ -n "$first" ] || fail "no text"
+for threads in 1 2 3; do
+    expect_status 0 "$NYBBLE" run -p "$prompt" --temperature 0 --max-tokens 12 --threads $threads
+    [ "$(cat "$WORK/out")" = "$first" ] || fail "other words with $threads threads"
+done
+
+# The greedy text is the one that the checkpoint's golden file has.
+python3 - "$SOURCE/models/tales-24m-moe-nvfp4/golden.json" "$NYBBLE" <<'PY'
+import json, subprocess, sys
+golden = json.load(open(sys.argv[1]))["greedy"]
+for case in golden:
+    got = subprocess.run([sys.argv[2], "run", "-p", case["prompt"], "--temperature", "0", "--ignore-eos", "--compute", "strict",
+                          "--max-tokens", str(len(case["greedy_ids"]))], capture_output=True, text=True, check=True).stdout
+    want = case["text"]
+    if want.startswith(case["prompt"]):
+        want = want[len(case["prompt"]):]
+    assert got.rstrip("\n") == want.rstrip("\n"), (case["prompt"], got, want)
+PY
+
+# A seed repeats itself, another one does not.
+expect_status 0 "$NYBBLE" run -p "$prompt" --seed 7 --max-tokens 40
+seven=$(cat "$WORK/out")
+expect_status 0 "$NYBBLE" run -p "$prompt" --seed 7 --max-tokens 40
+[ "$(cat "$WORK/out")" = "$seven" ] || fail "seed 7 gives two answers"
+expect_status 0 "$NYBBLE" run -p "$prompt" --seed 8 --max-tokens 40
+[ "$(cat "$WORK/out")" != "$seven" ] || fail "seeds 7 and 8 give the same answer"
+
+# Prompts from standard input, echoed; a stop string ends the answer before it.
+printf '%s' "$prompt" | "$NYBBLE" run -p - --echo --temperature 0 --max-tokens 5 >"$WORK/out"
+expect_in out "$prompt"
+word=$(echo "$first" | awk '{print $3}')
+expect_status 0 "$NYBBLE" run -p "$prompt" --temperature 0 --max-tokens 12 --stop " $word"
+! grep -qF " $word" "$WORK/out" || fail "the stop string is in the answer"
+
+# A chat over a pipe: one answer a line.
+printf 'The king\n\nThe queen\n/bye\nnever\n' | "$NYBBLE" run --max-tokens 4 --temperature 0 >"$WORK/out" 2>"$WORK/err"
+[ "$(grep -c . "$WORK/out")" -ge 2 ] || fail "two lines should have given two answers"
+
+status=0
+"$NYBBLE" run --max-tokens 4 </ >"$WORK/out" 2>"$WORK/err" || status=$?
+[ $status -eq 1 ] || fail "a chat whose input cannot be read gives status $status"
+expect_in err "standard input"
+
+# What is wrong is said, with the right status.
+expect_status 2 "$NYBBLE" run --no-such-option
+expect_status 2 "$NYBBLE" run --threads many
+expect_in err "--threads"
+expect_status 2 "$NYBBLE" run a b
+expect_status 2 "$NYBBLE" nonsense
+expect_status 1 "$NYBBLE" run -p x --top-p 1.5
+expect_in err "top_p"
+expect_in err "1.5"
+expect_status 1 "$NYBBLE" run -p x /nonexistent/model
+expect_in err "/nonexistent/model"
+expect_status 1 "$NYBBLE" run -p x nobody/nothing
+expect_in err "nobody/nothing"
+expect_status 1 "$NYBBLE" run -p ""
+expect_status 1 "$NYBBLE" run -p "$(printf 'word %.0s' $(seq 3000))"
+expect_in err "1024"
+[ ! -e /dev/full ] || {
+    status=0
+    "$NYBBLE" run -p "$prompt" --max-tokens 4 >/dev/full 2>"$WORK/err" || status=$?
+    [ $status -ne 0 ] || fail "a full disk gives status 0"
+}
+for command in run verify eval inspect text checkkern; do
+    expect_status 0 "$NYBBLE" $command --help
+    expect_in out "example"
+done
+expect_status 0 "$NYBBLE" --version
+expect_status 0 "$NYBBLE" --help
+
+# Ctrl-C ends the answer, and the shell hears of it.
+"$NYBBLE" run -p "$prompt" --ignore-eos --temperature 1 >"$WORK/out" 2>"$WORK/err" &
+pid=$!
+for _ in $(seq 100); do [ -s "$WORK/out" ] && break; sleep 0.05; done
+kill -INT $pid
+status=0
+wait $pid || status=$?
+[ $status -eq 130 ] || [ $status -eq 0 ] || fail "status $status after an interrupt"
+echo ok

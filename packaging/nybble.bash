@@ -2,7 +2,7 @@
 _nybble() {
     local word=${COMP_WORDS[COMP_CWORD]} command=${COMP_WORDS[1]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W "run verify eval inspect text bench checkkern --help --version" -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W "run serve verify eval inspect text bench checkkern --help --version" -- "$word")
     elif [ "$command" = bench ] && [ "$COMP_CWORD" -eq 2 ]; then
         mapfile -t COMPREPLY < <(compgen -W "model serve --help" -- "$word")
     elif [[ $word == --* ]]; then

@@ -55,9 +55,10 @@ static enum nyb_code refuse(struct nyb_err *err, const char *name)
 
 enum nyb_code request_check_unsupported(const json_t *body, struct nyb_err *err)
 {
-    static const char *const never[] = {"guided_json",    "guided_regex",       "guided_choice",
-                                        "guided_grammar", "structured_outputs", "structural_tag",
-                                        "chat_template",  "prompt_embeds"};
+    static const char *const never[] = {
+        "guided_json",         "guided_regex",           "guided_choice",     "guided_grammar",
+        "structured_outputs",  "structural_tag",         "chat_template",     "prompt_embeds",
+        "bad_words_token_ids", "logits_processors_args", "allowed_token_ids", "logprob_token_ids"};
     static const char *const not_true[] = {"use_beam_search", "continue_final_message"};
     for (size_t i = 0; i < COUNT_OF(never); i++) {
         const json_t *v = json_object_get(body, never[i]);

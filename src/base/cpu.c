@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/quota.h"
 
 static const char *const level_name[CPU_LEVEL_COUNT] = {"scalar", "avx2", "avx512", "amx"};
 
@@ -102,25 +103,13 @@ const char *cpu_model_name(void)
     return name[0] ? name : "unknown";
 }
 
-/* cgroup v2 "max 100000" or "200000 100000": microseconds of CPU a period. */
-static int cgroup_cpu_limit(void)
-{
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
-    long quota = 0, period = 0;
-    if (!f)
-        return 0;
-    int n = fscanf(f, "%ld %ld", &quota, &period);
-    fclose(f);
-    return n == 2 && quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
-}
-
 int cpu_count(void)
 {
     cpu_set_t set;
     int n = 1;
     if (sched_getaffinity(0, sizeof(set), &set) == 0)
         n = CPU_COUNT(&set);
-    int limit = cgroup_cpu_limit();
+    int limit = quota_cores();
     if (limit > 0 && limit < n)
         n = limit;
     return n > 0 ? n : 1;

@@ -1,10 +1,13 @@
-/* A pinned fork-join thread pool. The calling thread is worker 0.
+/* A fork-join thread pool, one thread a core. The calling thread is worker 0.
  *
  * pool_run hands the items 0..n_item-1 out by ticket, so a slow or descheduled
  * worker delays only the item in its hands. Which worker runs an item is not
  * fixed: callers must make each item's result independent of the worker, and
  * give items their own output. Workers spin for a short while between runs, then
- * sleep on a futex. One pool_run at a time; not reentrant. */
+ * sleep on a futex. One pool_run at a time; not reentrant.
+ *
+ * Workers whose core is taken by another process sit out for a while
+ * (base/sideline.h), so that a run is not slower than the caller alone would be. */
 #ifndef NYB_BASE_POOL_H
 #define NYB_BASE_POOL_H
 
@@ -13,14 +16,26 @@
 struct pool;
 typedef void pool_fn(void *arg, int item, int worker);
 
-/* n_thread <= 0: one for each core this process may use. */
+/* n_thread <= 0: one for each core this process may use, at most what its control group pays for. */
 enum nyb_code pool_open(struct pool **out, int n_thread, struct nyb_err *err) NYB_MUST_CHECK;
 void pool_close(struct pool *p);
 int pool_size(const struct pool *p);
+struct topology;
+const struct topology *pool_topology(const struct pool *p); /* base/topology.h: where its threads may be */
+/* Only the first n threads take part from now on, 1 <= n <= pool_size(): to find out how many are worth it.
+ */
+void pool_use(struct pool *p, int n);
 void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg);
 
 /* Split 0..n-1 into pieces of at least `grain` and run fn over [begin, end). */
 typedef void pool_range_fn(void *arg, int begin, int end, int worker);
 void pool_range(struct pool *p, int n, int grain, pool_range_fn *fn, void *arg);
+
+struct pool_stats {
+    uint64_t sent_out; /* times that a worker had to sit out       */
+    uint64_t moved;    /* times that a worker made room for the caller */
+    int active;        /* threads taking part now, the caller included */
+};
+void pool_stats(const struct pool *p, struct pool_stats *out);
 
 #endif

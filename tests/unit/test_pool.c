@@ -1,0 +1,215 @@
+/* Who takes part in a run, where threads go, and what they may use. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "test.h"
+
+#include "base/cpu.h"
+#include "base/pool.h"
+#include "base/quota.h"
+#include "base/sideline.h"
+#include "base/topology.h"
+
+#define MS UINT64_C(1000000)
+
+/* ---- sideline ------------------------------------------------------------------------------------ */
+
+static void test_sideline_forgives_a_blip(void **state)
+{
+    (void)state;
+    struct sideline s = {0};
+    assert_false(sideline_settle(&s, 5 * MS, 0));
+    assert_false(sideline_settle(&s, 0, MS / 2));
+    assert_true(sideline_settle(&s, 0, MS)); /* credit does not grow beyond a millisecond */
+}
+
+static void test_sideline_penalty_doubles_for_a_repeated_offence(void **state)
+{
+    (void)state;
+    struct sideline s = {0};
+    struct sideline_record r = {0};
+    uint64_t last = 0;
+    for (int i = 0; i < 12; i++) {
+        assert_true(sideline_settle(&s, 0, 3 * MS));
+        uint64_t penalty = sideline_penalty(&s, &r, 3 * MS);
+        assert_true(penalty == 1000 * MS || penalty == (last ? 2 * last : 48 * MS));
+        last = penalty;
+        sideline_return(&s, &r);
+        assert_false(sideline_settle(&s, 2 * MS, 0)); /* too little to make up for it */
+    }
+    assert_int_equal(last, 1000 * MS);
+    for (int i = 0; i < 100; i++)
+        assert_false(sideline_settle(&s, MS, 0));
+    assert_int_equal(sideline_penalty(&s, &r, 3 * MS), 48 * MS);
+    assert_int_equal(sideline_penalty(&s, &r, UINT64_MAX), 1000 * MS);
+}
+
+/* ---- quota --------------------------------------------------------------------------------------- */
+
+static void put(const char *root, const char *name, const char *text)
+{
+    char path[512];
+    snprintf(path, sizeof(path), "%s/%s", root, name);
+    for (char *at = path + strlen(root) + 1; (at = strchr(at, '/')); at++) {
+        *at = 0;
+        mkdir(path, 0700);
+        *at = '/';
+    }
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void test_quota_is_the_lowest_of_all_groups(void **state)
+{
+    (void)state;
+    char root[] = "/tmp/nybble-quota-XXXXXX", self[64], command[96];
+    assert_non_null(mkdtemp(root));
+    snprintf(self, sizeof(self), "%s/self", root);
+    put(root, "self", "0::/a/b\n");
+    assert_int_equal(quota_cores_in(root, self), 0);
+    put(root, "a/b/cpu.max", "max 100000\n");
+    assert_int_equal(quota_cores_in(root, self), 0);
+    put(root, "a/cpu.max", "250000 100000\n");
+    assert_int_equal(quota_cores_in(root, self), 3);
+    put(root, "a/b/cpu.max", "50000 100000\n");
+    assert_int_equal(quota_cores_in(root, self), 1);
+    put(root, "a/b/cpu.max", "garbage\n");
+    assert_int_equal(quota_cores_in(root, self), 3);
+    put(root, "self", "4:memory:/x\n3:cpuset:/d\n2:cpu,cpuacct:/c\n");
+    put(root, "cpu/c/cpu.cfs_quota_us", "-1\n");
+    put(root, "cpu/c/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(quota_cores_in(root, self), 0);
+    put(root, "cpu/c/cpu.cfs_quota_us", "400000\n");
+    assert_int_equal(quota_cores_in(root, self), 4);
+    put(root, "cpu.max", "200000 100000\n"); /* a container's own group is mounted at the root */
+    assert_int_equal(quota_cores_in(root, "/nonexistent"), 2);
+    snprintf(command, sizeof(command), "rm -r %s", root);
+    assert_int_equal(system(command), 0);
+}
+
+/* ---- topology ------------------------------------------------------------------------------------ */
+
+static struct topology *synthetic(const char *text)
+{
+    setenv("HWLOC_SYNTHETIC", text, 1);
+    struct topology *t = topology_open();
+    unsetenv("HWLOC_SYNTHETIC");
+    return t;
+}
+
+static void test_topology_gives_one_thread_a_core(void **state)
+{
+    (void)state;
+    struct topology *t = synthetic("numa:2 core:8 pu:2");
+    assert_false(t->real);
+    assert_int_equal(t->n_core, 16);
+    assert_int_equal(t->n_node, 2);
+    assert_int_equal(t->n_cpu, 32);
+    int per_node[2] = {0};
+    for (int i = 0; i < t->n_core; i++) {
+        assert_int_equal(t->core[i].node, i % 2); /* nodes in turn */
+        assert_int_equal(t->core_of_cpu[t->core[i].cpu], i);
+        assert_int_equal(t->core_of_cpu[t->core[i].cpu + 1], i); /* its second hardware thread */
+        per_node[t->core[i].node]++;
+    }
+    assert_int_equal(per_node[0], 8);
+    char page[64];
+    assert_false(topology_interleave(t, page, sizeof(page))); /* not this machine's memory */
+    topology_close(t);
+}
+
+static void test_topology_takes_caches_in_turn(void **state)
+{
+    (void)state;
+    struct topology *t = synthetic("pack:2 [numa] l3:2 core:4 pu:1");
+    assert_int_equal(t->n_core, 16);
+    assert_int_equal(t->n_node, 2);
+    bool seen[4] = {false};
+    for (int i = 0; i < 4; i++)
+        seen[t->core[i].cpu / 4] = true; /* four processors share a cache */
+    for (int i = 0; i < 4; i++)
+        assert_true(seen[i]);
+    topology_close(t);
+}
+
+static void test_topology_of_this_machine(void **state)
+{
+    (void)state;
+    struct topology *t = topology_open();
+    assert_true(t->real && t->n_core >= 1 && t->n_node >= 1);
+    assert_true(topology_threads(t) >= 1 && topology_threads(t) <= cpu_count());
+    for (int i = 0; i < t->n_core; i++)
+        assert_int_equal(t->core_of_cpu[t->core[i].cpu], i);
+    topology_close(t);
+}
+
+static void test_pool_on_a_synthetic_machine_is_not_pinned(void **state)
+{
+    (void)state;
+    setenv("HWLOC_SYNTHETIC", "numa:2 core:2 pu:2", 1);
+    struct pool *p;
+    assert_int_equal(pool_open(&p, 0, NULL), NYB_OK);
+    unsetenv("HWLOC_SYNTHETIC");
+    assert_true(pool_size(p) >= 1 && pool_size(p) <= 4);
+    pool_close(p);
+}
+
+/* ---- pool_use ------------------------------------------------------------------------------------ */
+
+struct seen {
+    atomic_int items, highest;
+};
+
+static void look(void *arg, int item, int worker)
+{
+    (void)item;
+    struct seen *s = arg;
+    atomic_fetch_add(&s->items, 1);
+    int highest = atomic_load(&s->highest);
+    while (worker > highest && !atomic_compare_exchange_weak(&s->highest, &highest, worker))
+        continue;
+    for (int i = 0; i < 200; i++)
+        __builtin_ia32_pause();
+}
+
+static void test_pool_use_limits_who_takes_part(void **state)
+{
+    (void)state;
+    struct pool *p;
+    struct pool_stats stats;
+    assert_int_equal(pool_open(&p, 4, NULL), NYB_OK);
+    const int limit[] = {4, 2, 1, 3, 4, 1};
+    for (int round = 0; round < 6; round++) {
+        struct seen s = {0};
+        pool_use(p, limit[round]);
+        pool_stats(p, &stats);
+        assert_int_equal(stats.active, limit[round]);
+        for (int i = 0; i < 50; i++)
+            pool_run(p, 40, look, &s);
+        assert_int_equal(atomic_load(&s.items), 2000);
+        assert_true(atomic_load(&s.highest) < limit[round]);
+    }
+    assert_int_equal(pool_size(p), 4);
+    pool_close(p); /* with three asleep */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sideline_forgives_a_blip),
+        cmocka_unit_test(test_sideline_penalty_doubles_for_a_repeated_offence),
+        cmocka_unit_test(test_quota_is_the_lowest_of_all_groups),
+        cmocka_unit_test(test_topology_gives_one_thread_a_core),
+        cmocka_unit_test(test_topology_takes_caches_in_turn),
+        cmocka_unit_test(test_topology_of_this_machine),
+        cmocka_unit_test(test_pool_on_a_synthetic_machine_is_not_pinned),
+        cmocka_unit_test(test_pool_use_limits_who_takes_part),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -51,6 +51,7 @@ static struct attention_tile tile_open(const struct run *r, const struct tile_re
         .q = a->q + ((size_t)ref->tok * (size_t)a->n_head + (size_t)ref->head) * d,
         .ldq = (size_t)a->n_head * d,
         .scale = a->scale * 1.44269504088896340736f,
+        .round_q = a->round_q,
     };
 }
 

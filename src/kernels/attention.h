@@ -27,6 +27,7 @@ struct attention_tile {
     const float *q; /* row r at q + r / n_head * ldq + r % n_head * head_dim       */
     size_t ldq;
     float scale;              /* scale * log2(e); for FP8 the kernel adds k_scale and v_scale */
+    bool round_q;             /* as struct attention_args has it                              */
     int walk_begin, walk_end; /* keys that this worker walks in a row: what may be prefetched */
 };
 

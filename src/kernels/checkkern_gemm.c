@@ -56,6 +56,14 @@ float *checkkern_make_rows(struct arena *arena, uint64_t *seed, int m, int k)
     return x;
 }
 
+/* What one of an int8 operand's integers stands for, in the group of element i. */
+static double int8_step(const struct operand *op, int row, int i)
+{
+    size_t group = ((size_t)row * (size_t)op->k_pad + (size_t)i) / FP4_GROUP;
+    float scale = op->i8_scale[row * operand_i8_scales(op->k_pad) + i / 64];
+    return ldexp((double)scale, op->i8_group[group].shift);
+}
+
 /* The values that x stands for in this mode with this weight: (k). */
 static void true_operand(const struct operand *op, int row, enum compute mode, const struct weight *w,
                          const float *x, double *dst)
@@ -67,7 +75,7 @@ static void true_operand(const struct operand *op, int row, enum compute mode, c
         double v = (double)x[i];
         if (mode == COMPUTE_INT8 && w->type == WEIGHT_NVFP4) {
             k = (i & ~7) + order[i & 7]; /* of the element in place i */
-            v = op->i8[at + (size_t)i] * (double)op->i8_scale[(at + (size_t)i) / FP4_GROUP];
+            v = op->i8[at + (size_t)i] * int8_step(op, row, i);
         } else if (mode == COMPUTE_INT8 || mode == COMPUTE_BF16) {
             v = (double)bf16_to_float(bf16_from_float(x[i]));
         }
@@ -444,14 +452,14 @@ bool checkkern_prepare(const struct checkkern_env *env, struct checkkern_report 
             float v = col < k ? x[row * k + col] : 0.0f, q_v = q_col < k ? x[row * k + q_col] : 0.0f;
             checkkern_case(r, op.bf16[at] == bf16_from_float(v), "k=%d: bf16[%d,%d]", k, row, col);
             checkkern_case(r, op.f32[at] == bf16_to_float(op.bf16[at]), "k=%d: f32[%d,%d]", k, row, col);
-            double step = (double)op.i8_scale[at / FP4_GROUP], q = op.i8[at] * step;
+            double step = int8_step(&op, row, at % op.k_pad), q = op.i8[at] * step;
             checkkern_case(r, checkkern_near(r, q, (double)q_v, 0.5001 * step + 1e-30),
                            "k=%d: i8[%d,%d] = %g for %g", k, row, col, q, (double)q_v);
             if (col % FP4_GROUP == 0) {
                 int sum = 0;
                 for (int i = 0; i < FP4_GROUP; i++)
                     sum += op.i8[at + i];
-                checkkern_case(r, op.i8_bias[at / FP4_GROUP] == -12 * sum, "k=%d: bias of group %d", k,
+                checkkern_case(r, op.i8_group[at / FP4_GROUP].bias == -12 * sum, "k=%d: bias of group %d", k,
                                at / 16);
             }
         }

@@ -15,7 +15,8 @@
 #define SPREAD_BYTES ((size_t)192 << 20) /* of weights that one row count goes through */
 #define TRIES        5
 #define MAX_ROW      512
-#define CALL_EXPERTS 8 /* one token's, in a call */
+#define CALL_EXPERTS 8                  /* one token's, in a call */
+#define CALL_BYTES   ((size_t)16 << 20) /* of weights in a call at most, as a slice of the roofline's read */
 
 struct shape {
     int n, k;
@@ -121,7 +122,8 @@ static void bench_shape(const struct checkkern_env *env, struct checkkern_bench 
         unit = CHECKKERN_TILE;
     for (size_t r = 0; r < COUNT_OF(rows); r++) {
         int m = rows[r], n_call = m <= 8 ? CALL_EXPERTS : m <= 32 ? 2 : 1;
-        n_call = n_call < e.n ? n_call : e.n;
+        int fit = (int)(CALL_BYTES / (weight_data_bytes(type, s->n, s->k) * (s->gated ? 2 : 1)));
+        n_call = n_call <= fit ? n_call : fit > 0 ? fit : 1;
         if (env->level == CPU_SCALAR && m > 1)
             break; /* correct, not fast: one figure says so */
         double best = best_call(&t, m, n_call), matrices = n_call * (s->gated ? 2.0 : 1.0);

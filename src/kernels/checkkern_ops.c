@@ -36,7 +36,8 @@ bool checkkern_norm(const struct checkkern_env *env, struct checkkern_report *re
         double *want = arena_alloc(env->arena, count, sizeof(*want));
         for (size_t i = 0; i < count; i++)
             want[i] = add ? (double)(x[i] + r[i]) : (double)x[i];
-        struct norm_args a = {x, w, add ? r : NULL, y, m, n, 1e-6f};
+        struct norm_args a = {
+            .x = x, .weight = w, .residual = add ? r : NULL, .y = y, .m = m, .n = n, .eps = 1e-6f};
         kernels_at(env->level)->rmsnorm(env->pool, &a);
         for (size_t t = 0; t < (size_t)m; t++) {
             double sum = 0;

@@ -59,13 +59,13 @@ void checkkern_bench_norm(const struct checkkern_env *env, struct checkkern_benc
     for (int i = 0; i < 3; i++) {
         char name[64];
         size_t count = (size_t)rows[i] * HIDDEN;
-        struct norm_args a = {make_floats(env, count),
-                              make_floats(env, HIDDEN),
-                              make_floats(env, count),
-                              make_floats(env, count),
-                              rows[i],
-                              HIDDEN,
-                              1e-6f};
+        struct norm_args a = {.x = make_floats(env, count),
+                              .weight = make_floats(env, HIDDEN),
+                              .residual = make_floats(env, count),
+                              .y = make_floats(env, count),
+                              .m = rows[i],
+                              .n = HIDDEN,
+                              .eps = 1e-6f};
         double seconds = time_best(env, call_norm, &a, 200 / rows[i] + 2);
         snprintf(name, sizeof(name), "rmsnorm %d x %d (%.2f us)", rows[i], HIDDEN, seconds * 1e6);
         checkkern_add(out, name, seconds, 4.0 * (double)count * 4, 4.0 * (double)count, CHECKKERN_F32);
@@ -205,7 +205,7 @@ static void call_attention(const struct checkkern_env *env, void *arg)
 
 /* The last n_tok tokens of n_key. */
 static void bench_attention(const struct checkkern_env *env, struct checkkern_bench *out, enum kv_type type,
-                            int n_key, int n_tok)
+                            bool round_q, int n_key, int n_tok)
 {
     char name[64];
     struct cache_bench b;
@@ -229,22 +229,24 @@ static void bench_attention(const struct checkkern_env *env, struct checkkern_be
                           .block_table = table};
     float *q = make_floats(env, (size_t)n_tok * HEADS * HEAD_DIM);
     b.attention = (struct attention_args){
-        q, make_floats(env, (size_t)n_tok * HEADS * HEAD_DIM), NULL, &batch, HEADS, 0.0883883f};
+        q, make_floats(env, (size_t)n_tok * HEADS * HEAD_DIM), NULL, &batch, HEADS, 0.0883883f, round_q};
     double seconds = time_best(env, call_attention, &b, n_tok > 1 ? 2 : b.n_layer);
-    snprintf(name, sizeof(name), "attention %s %s, %d keys (%.0f us)", kv_type_name(type),
-             n_tok > 1 ? "prefill 512" : "decode", n_key, seconds * 1e6);
+    snprintf(name, sizeof(name), "attention %s%s %s, %d keys (%.0f us)", kv_type_name(type),
+             round_q ? ", q rounded," : "", n_tok > 1 ? "prefill 512" : "decode", n_key, seconds * 1e6);
     double bytes = 2.0 * (double)kv_block_bytes(type, KV_HEADS, HEAD_DIM) * n_block;
     checkkern_add(out, name, seconds, bytes, 2 * product, type == KV_F32 ? CHECKKERN_F32 : CHECKKERN_BF16);
 }
 
 static void bench_type(const struct checkkern_env *env, struct checkkern_bench *out, enum kv_type type)
 {
-    bench_attention(env, out, type, env->level == CPU_SCALAR ? 512 : 4096, 1);
-    if (env->level == CPU_SCALAR)
-        return; /* correct, not fast: one figure says so */
-    bench_attention(env, out, type, 32768, 1);
-    bench_attention(env, out, type, 512, 512);
-    bench_attention(env, out, type, 4096, 512);
+    for (int round_q = 0; round_q < (type == KV_F32 ? 1 : 2); round_q++) {
+        bench_attention(env, out, type, round_q, env->level == CPU_SCALAR ? 512 : 4096, 1);
+        if (env->level == CPU_SCALAR)
+            return; /* correct, not fast: one figure says so */
+        bench_attention(env, out, type, round_q, 32768, 1);
+        bench_attention(env, out, type, round_q, 512, 512);
+        bench_attention(env, out, type, round_q, 4096, 512);
+    }
 }
 
 void checkkern_bench_attention_f32(const struct checkkern_env *env, struct checkkern_bench *out)

@@ -6,13 +6,15 @@
 #include "kernels/gemm_tile.h"
 #include "kernels/weight_layout.h"
 
-/* Weight bytes of one work item: long enough to hide drawing a ticket, short enough to even out workers. */
-#define ITEM_BYTES       163840
-#define ITEMS_PER_WORKER 4
-#define GATED_RUN        4 /* panels of gate before as many of up */
-#define PANEL_SUMS       ((size_t)GEMM_TILE_ROW * WEIGHT_PANEL)
-#define BLOCK_SUMS       ((size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL)
-#define BLOCK_ITEM       4 /* times ITEM_BYTES, so that gathering many rows pays */
+/* Weight bytes of one work item at most: so long that where one stream ends and the next begins costs little.
+ * Towards the end of a call items shrink, so that workers end together. */
+#define ITEM_BYTES  524288
+#define ITEM_SHARE  2 /* items that each worker's part of what is left makes */
+#define PANEL_RUN   2 /* panels summed before they are finished */
+#define ASK_LINES   8 /* of the next run, asked for before the finish of one holds up its reads */
+#define PANEL_SUMS  ((size_t)GEMM_TILE_ROW * WEIGHT_PANEL)
+#define BLOCK_SUMS  ((size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL)
+#define BLOCK_BYTES 655360 /* of an item of blocks with many rows, so that gathering them pays */
 
 const char *compute_name(enum compute c)
 {
@@ -42,8 +44,9 @@ static void prepare_rows(void *arg, int begin, int end, int worker)
             row.bf16 = (uint16_t *)(uintptr_t)op->bf16 + at;
         if (op->i8) {
             row.i8 = (int8_t *)(uintptr_t)op->i8 + at;
-            row.i8_scale = (float *)(uintptr_t)op->i8_scale + at / FP4_GROUP;
-            row.i8_bias = (int32_t *)(uintptr_t)op->i8_bias + at / FP4_GROUP;
+            row.i8_scale =
+                (float *)(uintptr_t)op->i8_scale + (size_t)i * (size_t)operand_i8_scales(op->k_pad);
+            row.i8_group = (struct i8_group *)(uintptr_t)op->i8_group + at / FP4_GROUP;
         }
         p->fn(&row);
     }
@@ -59,8 +62,8 @@ void gemm_prepare_with(const struct gemm_table *table, struct pool *pool, struct
         out->bf16 = arena_alloc(arena, n, sizeof(uint16_t));
     if (mode == COMPUTE_INT8) {
         out->i8 = arena_alloc(arena, n, 1);
-        out->i8_scale = arena_alloc(arena, n / FP4_GROUP, sizeof(float));
-        out->i8_bias = arena_alloc(arena, n / FP4_GROUP, sizeof(int32_t));
+        out->i8_scale = arena_alloc(arena, (size_t)m * (size_t)operand_i8_scales(k_pad), sizeof(float));
+        out->i8_group = arena_alloc(arena, n / FP4_GROUP, sizeof(struct i8_group));
     }
     struct prepare p = {table->row, x, out};
     int grain = 16384 / k_pad; /* rows that make a ticket worth drawing */
@@ -144,8 +147,8 @@ static void set_row(struct gemm_tile *t, int slot, enum gemm_form form, const st
         return;
     case GEMM_I8:
         t->x[slot] = x->i8 + at;
-        t->x_scale[slot] = x->i8_scale + at / FP4_GROUP;
-        t->x_bias[slot] = x->i8_bias + at / FP4_GROUP;
+        t->x_scale[slot] = x->i8_scale + at / (size_t)x->k_pad * (size_t)operand_i8_scales(x->k_pad);
+        t->x_group[slot] = x->i8_group + at / FP4_GROUP;
         return;
     default:
         t->x[slot] = x->f32 + at;
@@ -180,41 +183,60 @@ static void finish_panel(const struct pass *s, int n_row, int panel, const float
     s->table->finish(&f);
 }
 
-/* Gate and up in turns of GATED_RUN panels, so that each is read as one stream. */
-static void run_gated(const struct pass *s, struct gemm_tile *t, float *sum)
+/* Sums of n panels from `first` on. Where gated, a panel's are followed by its partner's: both at once if
+ * paired, else n panels of gate and then as many of up, so that each is read as one stream. */
+static void sum_gated(const struct pass *s, struct gemm_tile *t, float *sum, int first, int n, bool paired)
 {
     size_t bytes = weight_panel_bytes(s->job->w);
-    int end = s->item->panel + s->item->n_panel;
-    for (int first = s->item->panel, n; first < end; first += n) {
-        n = end - first < GATED_RUN ? end - first : GATED_RUN;
-        for (int i = 0; i < 2 * n; i++) {
-            const struct weight *w = i < n ? s->job->w : s->job->up;
-            t->panel[0] = w->data + (size_t)(first + i % n) * bytes;
-            t->sum = sum + (size_t)i * PANEL_SUMS;
-            s->fn(t);
-        }
-        for (int i = 0; i < n; i++)
-            finish_panel(s, t->n_row, first + i, sum + (size_t)i * PANEL_SUMS,
-                         sum + (size_t)(n + i) * PANEL_SUMS);
+    const uint8_t *gate = s->job->w->data + (size_t)first * bytes;
+    const uint8_t *up = s->job->up->data + (size_t)first * bytes;
+    t->n_panel = paired ? 2 : 1;
+    for (int i = 0; i < (paired ? n : 2 * n); i++) {
+        size_t at = (size_t)(i < n ? i : i - n);
+        t->panel[0] = (i < n ? gate : up) + at * bytes;
+        t->panel[1] = up + at * bytes;
+        t->sum = sum + (2 * at + (i < n ? 0 : 1)) * PANEL_SUMS;
+        s->fn(t);
     }
 }
 
-/* Panels in order, two at a time if paired: a gate with its up, or neighbours. */
+static void sum_plain(const struct pass *s, struct gemm_tile *t, float *sum, int first, int n, bool paired)
+{
+    size_t bytes = weight_panel_bytes(s->job->w);
+    for (int i = 0; i < n; i += t->n_panel) {
+        t->panel[0] = s->job->w->data + (size_t)(first + i) * bytes;
+        t->panel[1] = t->panel[0] + bytes;
+        t->n_panel = paired && i + 1 < n ? 2 : 1;
+        t->sum = sum + (size_t)i * PANEL_SUMS;
+        s->fn(t);
+    }
+}
+
+/* Where the next run begins: without this memory would idle while a run's sums are finished. */
+static void ask_for(const struct weight *w, int panel)
+{
+    const uint8_t *from = w->data + (size_t)panel * weight_panel_bytes(w);
+    for (int i = 0; panel < weight_n_panel(w) && i < ASK_LINES; i++)
+        __builtin_prefetch(from + 64 * i);
+}
+
+/* The panels of an item for one tile of rows. */
 static void run_panels(const struct pass *s, struct gemm_tile *t, float *sum, bool paired)
 {
-    const struct gemm_job *j = s->job;
-    size_t bytes = weight_panel_bytes(j->w);
-    int end = s->item->panel + s->item->n_panel;
-    t->sum = sum;
-    for (int p = s->item->panel, done; p < end; p += done) {
-        t->panel[0] = j->w->data + (size_t)p * bytes;
-        t->n_panel = paired && (j->up || p + 1 < end) ? 2 : 1;
-        if (t->n_panel == 2)
-            t->panel[1] = j->up ? j->up->data + (size_t)p * bytes : t->panel[0] + bytes;
-        s->fn(t);
-        done = j->up ? 1 : t->n_panel;
-        for (int i = 0; i < done; i++)
-            finish_panel(s, t->n_row, p + i, sum + (size_t)i * PANEL_SUMS, sum + PANEL_SUMS);
+    int end = s->item->panel + s->item->n_panel, each = s->job->up ? 2 : 1;
+    for (int first = s->item->panel, n; first < end; first += n) {
+        n = end - first < PANEL_RUN ? end - first : PANEL_RUN;
+        if (s->job->up)
+            sum_gated(s, t, sum, first, n, paired);
+        else
+            sum_plain(s, t, sum, first, n, paired);
+        ask_for(s->job->w, first + n);
+        if (s->job->up)
+            ask_for(s->job->up, first + n);
+        for (int i = 0; i < n; i++) {
+            const float *of = sum + (size_t)(each * i) * PANEL_SUMS;
+            finish_panel(s, t->n_row, first + i, of, of + PANEL_SUMS);
+        }
     }
 }
 
@@ -281,6 +303,12 @@ static void run_blocks(const struct run *r, const struct item *it, gemm_block_fn
     }
 }
 
+/* Rows so few that a panel of BF16 is read as fast as anything is, the latency of its one chain included. */
+static bool reads_alone(enum weight_type type, enum gemm_form form, int m)
+{
+    return type == WEIGHT_BF16 && form == GEMM_BF16 && m <= 2;
+}
+
 /* The same in tiles of a few rows. */
 static void run_tiles(const struct run *r, const struct item *it)
 {
@@ -288,17 +316,17 @@ static void run_tiles(const struct run *r, const struct item *it)
     enum weight_type type = j->w->type;
     enum gemm_form form = gemm_form_for(r->table, type, r->mode);
     const int *max_row = r->table->max_row[type][form];
-    _Alignas(64) float sum[2 * GATED_RUN * PANEL_SUMS];
+    _Alignas(64) float sum[2 * PANEL_RUN * PANEL_SUMS];
     struct pass pass = {.table = r->table, .job = j, .fn = r->table->tile[type][form], .item = it};
     struct gemm_tile t = {.k = j->w->k, .n_panel = 1};
 
-    /* Few rows: one pass that reads each panel once. Two panels at a time decode faster, and a chain of dense
-     * products needs the second to hide its latency; but neighbours of NVFP4 are short streams side by side,
-     * which the caches prefetch badly (half the speed at k = 768): one after another. Many rows: whichever
-     * shape has more sums at once, in tiles of nearly equal height. */
+    /* Few rows: one pass that reads each panel once. Two panels at a time decode faster, and share the loads
+     * of x; but neighbours of NVFP4 are short streams side by side, which the caches prefetch badly (half the
+     * speed at k = 768), and one row of BF16 is nothing but its one stream: one after another. Many rows:
+     * whichever shape has more sums at once, in tiles of nearly equal height. */
     bool paired = 2 * max_row[2] > max_row[1];
     if (j->m <= max_row[1])
-        paired = j->m <= max_row[2] && (j->up || type != WEIGHT_NVFP4);
+        paired = j->m <= max_row[2] && (j->up || (type != WEIGHT_NVFP4 && !reads_alone(type, form, j->m)));
     int height = max_row[paired ? 2 : 1], n_tile = (j->m + height - 1) / height;
     for (int tile = 0; tile < n_tile; tile++, pass.first_row += t.n_row) {
         t.n_row = (j->m - pass.first_row + n_tile - tile - 1) / (n_tile - tile);
@@ -307,10 +335,7 @@ static void run_tiles(const struct run *r, const struct item *it)
             const struct operand *x = job_row(j, pass.first_row + i, &at);
             set_row(&t, i, form, x, at);
         }
-        if (j->up && !paired)
-            run_gated(&pass, &t, sum);
-        else
-            run_panels(&pass, &t, sum, paired);
+        run_panels(&pass, &t, sum, paired);
     }
 }
 
@@ -332,18 +357,55 @@ static void check_job(const struct gemm_job *j)
     ASSERT(!j->up || (j->up->n == j->w->n && j->up->k == j->w->k && j->up->type == j->w->type && !j->bias));
 }
 
-/* Panels an item: ITEM_BYTES of weights, fewer where that would leave workers idle. Even, for pairs of
- * panels. */
-static int panels_per_item(const struct gemm_job *j, int workers, int n_job, bool block)
+/* One panel of a job: the bytes that must be read, and the time it takes in some unit. */
+struct panel_cost {
+    size_t bytes;
+    uint64_t work;
+};
+
+static struct panel_cost cost_of_panel(const struct gemm_job *j)
 {
-    int n_panel = weight_n_panel(j->w);
     size_t bytes = weight_panel_bytes(j->w) * (j->up ? 2 : 1);
-    size_t fit = (block && j->m > WEIGHT_PANEL ? BLOCK_ITEM * ITEM_BYTES : ITEM_BYTES) / bytes;
-    int per = fit < 2 ? 2 : fit > 4096 ? 4096 : (int)fit & ~1;
-    int wanted = (ITEMS_PER_WORKER * workers + n_job - 1) / n_job; /* items of this job */
-    int spread = (n_panel + wanted - 1) / wanted;
-    spread = (spread + 1) & ~1;
-    return per < spread ? per : spread;
+    return (struct panel_cost){bytes, (uint64_t)bytes * (uint64_t)(j->m < 4 ? 4 : j->m)};
+}
+
+/* Panels of the next item: up to `most` bytes, and no more than a worker's share of the work left, divided by
+ * ITEM_SHARE. Even, for pairs of panels. */
+static int panels_of_item(struct panel_cost panel, size_t most, uint64_t left, int workers)
+{
+    uint64_t fit = most / panel.bytes, share = left / ((uint64_t)(ITEM_SHARE * workers) * panel.work);
+    if (workers > 1 && share < fit)
+        fit = share;
+    return fit < 2 ? 2 : fit > 4096 ? 4096 : (int)fit & ~1;
+}
+
+/* All items of the jobs, in the order of the jobs' panels. */
+static struct item *cut_items(struct arena *scratch, const struct run *r, int n_job, int workers, int *n_item)
+{
+    uint64_t left = 0;
+    size_t most = 0;
+    for (int i = 0; i < n_job; i++) {
+        int n_panel = r->job[i].m ? weight_n_panel(r->job[i].w) : 0;
+        left += (uint64_t)n_panel * cost_of_panel(&r->job[i]).work;
+        most += ((size_t)n_panel + 1) / 2;
+    }
+    ASSERT(most < 1u << 30);
+    struct item *item = arena_alloc(scratch, most, sizeof(*item));
+    int n = 0;
+    for (int i = 0; i < n_job; i++) {
+        const struct gemm_job *j = &r->job[i];
+        struct panel_cost panel = cost_of_panel(j);
+        size_t bytes = j->m > WEIGHT_PANEL && block_for(r->table, r->mode, j) ? BLOCK_BYTES : ITEM_BYTES;
+        int n_panel = j->m ? weight_n_panel(j->w) : 0;
+        for (int p = 0; p < n_panel; p += item[n++].n_panel) {
+            int here = panels_of_item(panel, bytes, left, workers);
+            here = here < n_panel - p ? here : n_panel - p;
+            item[n] = (struct item){i, p, here};
+            left -= (uint64_t)here * panel.work;
+        }
+    }
+    *n_item = n;
+    return item;
 }
 
 void gemm_run_with(const struct gemm_table *table, struct pool *pool, struct arena *scratch,
@@ -352,30 +414,18 @@ void gemm_run_with(const struct gemm_table *table, struct pool *pool, struct are
     if (n_job <= 0)
         return;
     struct run r = {.table = table, .mode = mode, .job = job};
-    size_t n_item = 0;
-    int *per = arena_alloc(scratch, (size_t)n_job, sizeof(*per));
     for (int i = 0; i < n_job; i++) {
         check_job(&job[i]);
-        bool block = block_for(table, mode, &job[i]) != NULL;
-        size_t needed = block ? block_scratch(&job[i]) : 0;
+        size_t needed = block_for(table, mode, &job[i]) ? block_scratch(&job[i]) : 0;
         r.scratch_bytes = needed > r.scratch_bytes ? needed : r.scratch_bytes;
-        per[i] = panels_per_item(&job[i], pool_size(pool), n_job, block);
-        n_item += job[i].m ? (size_t)((weight_n_panel(job[i].w) + per[i] - 1) / per[i]) : 0;
     }
-    ASSERT(n_item < 1u << 30);
-    struct item *item = arena_alloc(scratch, n_item, sizeof(*item));
-    size_t at = 0;
-    for (int i = 0; i < n_job; i++) {
-        int n_panel = job[i].m ? weight_n_panel(job[i].w) : 0;
-        for (int p = 0; p < n_panel; p += per[i])
-            item[at++] = (struct item){i, p, n_panel - p < per[i] ? n_panel - p : per[i]};
-    }
-    r.item = item;
+    int n_item;
+    r.item = cut_items(scratch, &r, n_job, pool_size(pool), &n_item);
     if (r.scratch_bytes)
         r.scratch = arena_alloc(scratch, (size_t)pool_size(pool), r.scratch_bytes);
     if (mode == COMPUTE_W4A4)
         r.job = round_trip_jobs(pool, scratch, job, n_job);
-    pool_run(pool, (int)n_item, run_item, &r);
+    pool_run(pool, n_item, run_item, &r);
 }
 
 void gemm_run(struct pool *pool, struct arena *scratch, enum compute mode, const struct gemm_job *job,

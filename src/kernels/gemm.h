@@ -18,23 +18,36 @@
 enum compute {
     COMPUTE_BF16,   /* activations to bf16: the default                                        */
     COMPUTE_STRICT, /* fp32 throughout: the truth for tests                                    */
-    COMPUTE_INT8,   /* activations to int8 with a scale for each 16: faster, under 1 % error   */
+    COMPUTE_INT8,   /* activations to int8, a power of two for each 16: faster, under 1 % error */
     COMPUTE_W4A4,   /* strict, but the input of every NVFP4 matrix goes through fp4_round_trip_row */
     COMPUTE_COUNT
 };
 const char *compute_name(enum compute c);
 
+/* 16 elements of an int8 operand. */
+struct i8_group {
+    int32_t bias;  /* -12 * their sum, as unsigned weights need it */
+    int32_t shift; /* 0 .. 8                                       */
+};
+
 /* Activations, prepared once and used by several jobs. Made by gemm_prepare. Rows are k_pad elements apart
  * and zero from k on. */
 struct operand {
     int m, k;
-    int k_pad;              /* an odd multiple of 32, so that rows do not meet in one cache set      */
-    const float *f32;       /* (m, k_pad) always; its values are bf16 unless strict or w4a4          */
-    const uint16_t *bf16;   /* (m, k_pad): bf16 and int8 modes                                       */
-    const int8_t *i8;       /* (m, k_pad): int8 mode; each 8 in the order k = 0 4 1 5 2 6 3 7        */
-    const float *i8_scale;  /* (m, k_pad / 16)                                                       */
-    const int32_t *i8_bias; /* (m, k_pad / 16): -12 * sum of the group, as unsigned weights need it */
+    int k_pad;            /* an odd multiple of 32, so that rows do not meet in one cache set      */
+    const float *f32;     /* (m, k_pad) always; its values are bf16 unless strict or w4a4          */
+    const uint16_t *bf16; /* (m, k_pad): bf16 and int8 modes                                       */
+    const int8_t *i8;     /* (m, k_pad): int8 mode; each 8 in the order k = 0 4 1 5 2 6 3 7        */
+    /* x = i8 * 2^shift * i8_scale: a scale for each 64, in which each 16 have a power of two of their own
+     */
+    const float *i8_scale;           /* (m, operand_i8_scales(k_pad)) */
+    const struct i8_group *i8_group; /* (m, k_pad / 16)               */
 };
+
+static inline int operand_i8_scales(int k_pad)
+{
+    return (k_pad + 63) / 64;
+}
 
 struct gemm_job {
     const struct weight *w;  /* (n, k)                                                     */

@@ -3,7 +3,8 @@
  * A tile function computes raw sums, without global scale, of its panels against the rows of x. Every output
  * is one chain of operations over K whose order depends on the weight type and operand form alone: this is
  * where the contract of gemm.h (the same bits for any m) is kept. Within NVFP4 that order is, for each group
- * of 16: a dot product of codes and x from zero, then sum = fma(block scale, dot, sum). */
+ * of 16: a dot product of codes and x from zero, then sum = fma(block scale, dot, sum); in int8, such sums of
+ * 64 elements from zero, each dot shifted left first, and then sum = fma(x's scale, sum of 64, sum). */
 #ifndef NYB_KERNELS_GEMM_TILE_H
 #define NYB_KERNELS_GEMM_TILE_H
 
@@ -18,11 +19,11 @@ struct gemm_tile {
     const uint8_t *panel[2]; /* second: gate's partner, or the next panel         */
     int n_panel;             /* 1 or 2                                            */
     int k;
-    int n_row;                            /* 1 .. max_row of the table                         */
-    const void *x[GEMM_TILE_ROW];         /* rows in the form of the kernel      */
-    const float *x_scale[GEMM_TILE_ROW];  /* I8 only: (k / 16)                   */
-    const int32_t *x_bias[GEMM_TILE_ROW]; /* I8 only: (k / 16)                   */
-    float *sum;                           /* (n_panel, GEMM_TILE_ROW, WEIGHT_PANEL), 64-byte aligned */
+    int n_row;                                     /* 1 .. max_row of the table                         */
+    const void *x[GEMM_TILE_ROW];                  /* rows in the form of the kernel      */
+    const float *x_scale[GEMM_TILE_ROW];           /* I8 only: one for each 64 of k       */
+    const struct i8_group *x_group[GEMM_TILE_ROW]; /* I8 only: (k / 16)          */
+    float *sum; /* (n_panel, GEMM_TILE_ROW, WEIGHT_PANEL), 64-byte aligned */
 };
 typedef void gemm_tile_fn(const struct gemm_tile *t);
 
@@ -66,10 +67,19 @@ struct gemm_row {
     float *f32;
     uint16_t *bf16;
     int8_t *i8;
-    float *i8_scale;
-    int32_t *i8_bias;
+    float *i8_scale; /* both as in struct operand */
+    struct i8_group *i8_group;
 };
 typedef void gemm_row_fn(const struct gemm_row *r);
+
+/* int8 operands: blocks of 64 share a scale amax / 127 * 2^-8, and a group of 16 whose own amax is smaller by
+ * a factor of 2^e (rounded down, 8 at most) is finer by as much: its shift is 8 - e. Blocks whose amax is
+ * below I8_LEAST, or not finite, are zero. */
+#define I8_BLOCK     64
+#define I8_SHIFT_MAX 8
+#define I8_LEAST     1e-30f
+#define I8_MOST      3e38f
+#define I8_SCALE     (1.0f / 127.0f / (1 << I8_SHIFT_MAX)) /* of amax */
 
 struct gemm_table {
     /* NULL: this level has no such form; a mode then takes the next one of gemm_form_for. */

@@ -37,12 +37,16 @@ struct batch {
     const int32_t *seq_start;   /* (n_seq + 1) prefix sums over tok                               */
     const int32_t *block_table; /* (n_seq, n_block_max), -1 padded                                */
     const int32_t *out_row;     /* (n_out) rows of tok                                            */
+    const int32_t *home;        /* (n_seq) rank that has its KV, where ranks share the sequences out;
+                                 * NULL: its first block modulo the number of ranks */
 };
 
 /* ---- operators ----------------------------------------------------------------------------------- */
 
 struct norm_args {
-    const float *x;      /* (m, n)                                              */
+    const float *x;           /* (m, n)                                              */
+    const float *const *part; /* NULL; or (n_part) arrays (m, n): x is their sum, in this order */
+    int n_part;
     const float *weight; /* (n)                                                 */
     float *residual;     /* NULL; or (m, n): residual += x first, norm of that  */
     float *y;            /* (m, n)                                              */
@@ -73,7 +77,8 @@ struct attention_args {
     const struct kv_layer *kv;
     const struct batch *batch;
     int n_head;
-    float scale; /* usually head_dim^-0.5               */
+    float scale;  /* usually head_dim^-0.5               */
+    bool round_q; /* q may be rounded to bf16, where keys are no wider and that is faster: half the work */
 };
 
 enum router_score { ROUTER_SOFTMAX, ROUTER_SIGMOID };

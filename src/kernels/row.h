@@ -60,6 +60,24 @@ static inline float row_square_sum(const float *x, size_t n)
     return row_lane_sum(&sum[0]);
 }
 
+/* y = ((part[0] + part[1]) + part[2]) + ..., each from element `at` on. */
+static inline void row_sum(float *y, const float *const *part, int n_part, size_t at, size_t n)
+{
+    size_t i = 0;
+    for (; i + ROW_LANES <= n; i += ROW_LANES) {
+        row_lanes sum = *(const row_lanes *)(part[0] + at + i);
+        for (int r = 1; r < n_part; r++)
+            sum += *(const row_lanes *)(part[r] + at + i);
+        *(row_lanes *)(y + i) = sum;
+    }
+    for (; i < n; i++) {
+        float sum = part[0][at + i];
+        for (int r = 1; r < n_part; r++)
+            sum += part[r][at + i];
+        y[i] = sum;
+    }
+}
+
 /* y = r * rsqrt(mean(r^2) + eps) * weight with r = x, or residual += x. y may be x. */
 static inline void row_norm(float *y, const float *x, float *residual, const float *weight, size_t n,
                             float eps)

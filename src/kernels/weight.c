@@ -5,6 +5,7 @@
 #include "base/err.h"
 #include "fp4/fp4.h"
 #include "kernels/weight_layout.h"
+#include "kernels/weight_pack.h"
 
 const char *weight_type_name(enum weight_type t)
 {
@@ -13,7 +14,7 @@ const char *weight_type_name(enum weight_type t)
 
 size_t weight_data_bytes(enum weight_type t, int n, int k)
 {
-    ASSERT(n > 0 && k > 0 && (t != WEIGHT_NVFP4 || k % FP4_GROUP == 0));
+    ASSERT(n >= 0 && k >= 0 && (t != WEIGHT_NVFP4 || k % FP4_GROUP == 0));
     size_t panels = ((size_t)n + WEIGHT_PANEL - 1) / WEIGHT_PANEL;
     return panels * weight_layout_table[t].panel_bytes(k);
 }
@@ -32,10 +33,11 @@ void weight_write(struct weight *w, int row, int n_row, const uint8_t *rows, con
     size_t panel_bytes = layout->panel_bytes(w->k), row_bytes = layout->row_bytes(w->k);
     size_t scale_bytes = w->type == WEIGHT_NVFP4 ? (size_t)w->k / FP4_GROUP : 0;
     uint8_t *panel = w->data + (size_t)(row / WEIGHT_PANEL) * panel_bytes;
+    weight_pack_fn *pack = weight_pack_for(w->type, cpu_level());
     for (int done = 0; done < n_row; done += WEIGHT_PANEL, panel += panel_bytes) {
         int count = n_row - done < WEIGHT_PANEL ? n_row - done : WEIGHT_PANEL;
-        layout->pack(panel, w->k, count, rows + (size_t)done * row_bytes,
-                     scales ? scales + (size_t)done * scale_bytes : NULL);
+        pack(panel, w->k, count, rows + (size_t)done * row_bytes,
+             scales ? scales + (size_t)done * scale_bytes : NULL);
     }
 }
 

@@ -67,7 +67,8 @@ static void check_norm(int level, int m, int n, bool with_residual)
     for (int p = 0; p < 3; p++) {
         float *y = poisoned_floats(count), *r = malloc(count * sizeof(float));
         memcpy(r, r0, count * sizeof(float));
-        struct norm_args a = {x, w, with_residual ? r : NULL, y, m, n, 1e-5f};
+        struct norm_args a = {
+            .x = x, .weight = w, .residual = with_residual ? r : NULL, .y = y, .m = m, .n = n, .eps = 1e-5f};
         kernels_at((enum cpu_level)level)->rmsnorm(pools[p], &a);
         for (int t = 0; t < m; t++) {
             const float *row = (with_residual ? r : x) + (size_t)t * (size_t)n;
@@ -555,7 +556,7 @@ static void world_step(struct world *w, int level, struct pool *pool, struct are
                       .slot = slot,
                       .seq_start = start,
                       .block_table = table};
-    struct attention_args aa = {q, y, &w->kv, &b, s->n_head, 1 / sqrtf((float)s->head_dim)};
+    struct attention_args aa = {q, y, &w->kv, &b, s->n_head, 1 / sqrtf((float)s->head_dim), false};
     kernels->attention(pool, arena, &aa);
     arena_reset(arena);
     t = 0;
@@ -745,7 +746,7 @@ static void test_attention_decodes_every_fp8_code(void **state)
     int32_t pos = 0, table = 0, start[] = {0, 1};
     struct batch b = {
         .n_seq = 1, .n_tok = 1, .n_block_max = 1, .pos = &pos, .seq_start = start, .block_table = &table};
-    struct attention_args a = {zero, y, &kv, &b, 1, 1};
+    struct attention_args a = {zero, y, &kv, &b, 1, 1, false};
     struct arena arena;
     arena_init(&arena, 4096);
     FOR_EACH_LEVEL(level)
@@ -786,7 +787,7 @@ static void test_attention_reaches_32k(void **state)
         float y[3][HEADS * D];
         double want[D];
         for (int p = 0; p < 3; p++) {
-            struct attention_args a = {w.rotated + last, y[p], &w.kv, &b, HEADS, 0.25f};
+            struct attention_args a = {w.rotated + last, y[p], &w.kv, &b, HEADS, 0.25f, false};
             struct arena arena;
             arena_init(&arena, 4096);
             memset(y[p], 0xff, sizeof(y[p]));
@@ -816,7 +817,7 @@ static void test_row_operators_agree_between_levels(void **state)
     FOR_EACH_LEVEL(level)
     {
         const struct kernels *k = kernels_at((enum cpu_level)level);
-        struct norm_args norm = {x, w, NULL, y[level > 0], M, N, 1e-6f};
+        struct norm_args norm = {.x = x, .weight = w, .y = y[level > 0], .m = M, .n = N, .eps = 1e-6f};
         k->rmsnorm(pools[1], &norm);
         assert_memory_equal(y[0], y[level > 0], sizeof(y[0]));
         struct combine_args combine = {x, slot, w, NULL, out[level > 0], 1, N, 3};

@@ -140,17 +140,32 @@ static inline __m256i pack_upper(__m256i lo, __m256i hi)
     return _mm256_permute4x64_epi64(packed, 0xd8);
 }
 
-static inline vec vec_store_bf16(uint16_t *p, vec x)
+static inline vec vec_exp2_short(vec x)
 {
-    __m256i lo = round_bf16(x.lo), hi = round_bf16(x.hi);
-    _mm256_storeu_si256((__m256i *)p, pack_upper(lo, hi));
-    return (vec){_mm256_castsi256_ps(lo), _mm256_castsi256_ps(hi)};
+    return vec_exp2(x);
+}
+
+/* 64 floats to bf16 at p; returns sum and what was stored. */
+static inline vec vec_store_bf16(uint16_t *p, const vec *x, vec sum)
+{
+    vec rounded[4];
+    for (int i = 0; i < 4; i++) {
+        __m256i lo = round_bf16(x[i].lo), hi = round_bf16(x[i].hi);
+        _mm256_storeu_si256((__m256i *)(p + 16 * i), pack_upper(lo, hi));
+        rounded[i] = (vec){_mm256_castsi256_ps(lo), _mm256_castsi256_ps(hi)};
+    }
+    return vec_add(sum, vec_add(vec_add(rounded[0], rounded[1]), vec_add(rounded[2], rounded[3])));
 }
 
 /* q stays as it is: keys are widened to fp32 anyway. */
+#define VEC_ROUNDS_QUERY false
 static void vec_query(uint32_t *words, const float *x, size_t d)
 {
     memcpy(words, x, d * sizeof(*x));
+}
+static void vec_query_rounded(uint32_t *words, const float *x, size_t d)
+{
+    vec_query(words, x, d);
 }
 static inline vec vec_score(vec acc, const uint32_t *first, const uint32_t *second, const uint8_t *unit)
 {

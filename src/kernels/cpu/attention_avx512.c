@@ -88,12 +88,25 @@ static inline vec vec_exp2(vec x)
     return _mm512_scalef_ps(y, n);
 }
 
-/* 16 floats to bf16, nearest even; returns what was stored. */
-static inline vec vec_store_bf16(uint16_t *p, vec x)
+/* The same for what is rounded to bf16 next: 2^(x - floor(x)) by a polynomial of degree 4, 3.5e-6 off. */
+static inline vec vec_exp2_short(vec x)
 {
-    __m256i b = (__m256i)_mm512_cvtneps_pbh(x);
-    _mm256_storeu_si256((__m256i *)p, b);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16));
+    __m512 f = _mm512_reduce_ps(x, 0x09), y = _mm512_set1_ps(1.36703095e-02f);
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.17449978e-02f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.41604357e-01f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.92972922e-01f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.00000349f));
+    return _mm512_scalef_ps(y, x); /* by 2^floor(x) */
+}
+
+/* 64 floats to bf16 at p, nearest even; returns sum and the pairs of what was stored. */
+static inline vec vec_store_bf16(uint16_t *p, const vec *x, vec sum)
+{
+    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+    __m512bh a = _mm512_cvtne2ps_pbh(x[1], x[0]), b = _mm512_cvtne2ps_pbh(x[3], x[2]);
+    _mm512_storeu_si512(p, (__m512i)a);
+    _mm512_storeu_si512(p + 32, (__m512i)b);
+    return _mm512_dpbf16_ps(_mm512_dpbf16_ps(sum, a, ones), b, ones);
 }
 
 /* q as the sum of two bf16, 2^-17 off at most: per pair of elements the pair of high parts, then the low
@@ -108,6 +121,13 @@ static void vec_query(uint32_t *words, const float *x, size_t d)
         _mm_storeu_si128((__m128i *)(words + i), _mm_unpacklo_epi32(high, low));
         _mm_storeu_si128((__m128i *)(words + i + 4), _mm_unpackhi_epi32(high, low));
     }
+}
+/* q rounded: half the words, and half the work. */
+#define VEC_ROUNDS_QUERY true
+static void vec_query_rounded(uint32_t *words, const float *x, size_t d)
+{
+    for (size_t i = 0; i < d; i += 8)
+        _mm_storeu_si128((__m128i *)(words + i / 2), (__m128i)_mm256_cvtneps_pbh(_mm256_loadu_ps(x + i)));
 }
 static inline vec vec_score(vec acc, const uint32_t *high, const uint32_t *low, const uint8_t *unit)
 {

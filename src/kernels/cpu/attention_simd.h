@@ -30,7 +30,7 @@ struct step {
     const uint8_t *next_k[STEP_BLOCKS], *next_v[STEP_BLOCKS]; /* of the step to come: to prefetch */
     int n_key;
     int first_row;    /* the rows from here to the next register tile do the prefetching */
-    size_t word, pad; /* words of a q row; value dimensions with padding        */
+    size_t word, pad; /* units of a block of keys; value dimensions with padding */
     float scale;
     struct work *work;
     float *m, *acc; /* of the part                                             */
@@ -40,7 +40,7 @@ struct step {
 struct work {
     float score[ATTENTION_ROWS * ATTENTION_STEP];   /* (rows, STEP)                                        */
     uint32_t prob[ATTENTION_ROWS * ATTENTION_STEP]; /* (rows, STEP [/ 2])                                  */
-    float sum[ATTENTION_ROWS * 16];                 /* (rows, 16): l, by key modulo 16                     */
+    float sum[ATTENTION_ROWS * 16];                 /* (rows, 16): l, in parts                             */
     float top[ATTENTION_ROWS + 16];                 /* (rows): this step's largest score                   */
     float shrink[ATTENTION_ROWS + 16];              /* (rows): what the earlier steps are multiplied with  */
     _Alignas(64) uint32_t q[]; /* (head_dim, ROWS), so that a tile's words are neighbours; then for FP8 the
@@ -58,11 +58,19 @@ static size_t work_bytes(const struct kv_layer *kv)
     return sizeof(struct work) + q_bytes(kv) + decoded;
 }
 
-INLINE void score_tile(const struct step *s, int row, int n_row, int block, int n_block, bool bf16)
+/* How q meets a unit of keys. */
+enum query {
+    QUERY_F32,     /* a word with each lane                                                   */
+    QUERY_WHOLE,   /* bf16 keys: two words, which vec_score knows what to do with             */
+    QUERY_ROUNDED, /* bf16 keys: one word of two bf16                                         */
+};
+
+INLINE void score_tile(const struct step *s, int row, int n_row, int block, int n_block,
+                       const enum query query)
 {
     vec acc[VEC_TILE_SCORES];
     const uint32_t *q = s->work->q + row;
-    const size_t next_q = bf16 ? 2 * ATTENTION_ROWS : ATTENTION_ROWS;
+    const size_t next_q = query == QUERY_WHOLE ? 2 * ATTENTION_ROWS : ATTENTION_ROWS;
     bool fetch = row == s->first_row;
     VEC_UNROLL
     for (int i = 0; i < n_row * n_block; i++)
@@ -76,8 +84,9 @@ INLINE void score_tile(const struct step *s, int row, int n_row, int block, int 
             VEC_UNROLL
             for (int r = 0; r < n_row; r++)
                 acc[r * n_block + b] =
-                    bf16 ? vec_score(acc[r * n_block + b], q + r, q + ATTENTION_ROWS + r, unit)
-                         : vec_madd(acc[r * n_block + b], q + r, unit, false);
+                    query == QUERY_WHOLE
+                        ? vec_score(acc[r * n_block + b], q + r, q + ATTENTION_ROWS + r, unit)
+                        : vec_madd(acc[r * n_block + b], q + r, unit, query == QUERY_ROUNDED);
         }
     }
     VEC_UNROLL
@@ -95,12 +104,12 @@ INLINE void score_tile(const struct step *s, int row, int n_row, int block, int 
         for (; b + (VEC_TILE_SCORES / R < STEP_BLOCKS ? VEC_TILE_SCORES / R : STEP_BLOCKS) <= n_block;      \
              b += VEC_TILE_SCORES / R < STEP_BLOCKS ? VEC_TILE_SCORES / R : STEP_BLOCKS)                    \
             score_tile(s, row, R, b, VEC_TILE_SCORES / R < STEP_BLOCKS ? VEC_TILE_SCORES / R : STEP_BLOCKS, \
-                       bf16);                                                                               \
+                       query);                                                                              \
         for (; b < n_block; b++)                                                                            \
-            score_tile(s, row, R, b, 1, bf16);                                                              \
+            score_tile(s, row, R, b, 1, query);                                                             \
     }
 
-INLINE void score_rows(const struct step *s, int row, int end, bool bf16)
+INLINE void score_rows(const struct step *s, int row, int end, const enum query query)
 {
     int n_block = (s->n_key + KV_BLOCK - 1) / KV_BLOCK;
     VEC_ROWS(SCORE_ROWS)
@@ -123,16 +132,17 @@ INLINE void row_probabilities(const struct step *s, int row, bool bf16)
     VEC_UNROLL
     for (int b = 0; b < STEP_BLOCKS; b++) {
         x[b] = vec_load(s->work->score + row * ATTENTION_STEP + b * KV_BLOCK);
-        x[b] = vec_exp2(vec_sub(x[b], vec_set(s->m[row])));
-        if (bf16)
-            x[b] =
-                vec_store_bf16((uint16_t *)(s->work->prob + row * (ATTENTION_STEP / 2)) + b * KV_BLOCK, x[b]);
-        else
+        x[b] = vec_sub(x[b], vec_set(s->m[row]));
+        x[b] = bf16 ? vec_exp2_short(x[b]) : vec_exp2(x[b]);
+        if (!bf16)
             vec_store((float *)(s->work->prob + row * ATTENTION_STEP) + b * KV_BLOCK, x[b]);
     }
-    float *sum = s->work->sum + row * 16;
-    vec step_sum = vec_add(vec_add(x[0], x[1]), vec_add(x[2], x[3]));
-    vec_store(sum, vec_add(vec_scale(vec_load(sum), s->work->shrink[row]), step_sum));
+    vec sum = vec_scale(vec_load(s->work->sum + row * 16), s->work->shrink[row]);
+    if (bf16)
+        sum = vec_store_bf16((uint16_t *)(s->work->prob + row * (ATTENTION_STEP / 2)), x, sum);
+    else
+        sum = vec_add(sum, vec_add(vec_add(x[0], x[1]), vec_add(x[2], x[3])));
+    vec_store(s->work->sum + row * 16, sum);
 }
 
 /* Scores to probabilities; m, shrink and sum of the rows move on. */
@@ -233,13 +243,19 @@ INLINE void value_rows(const struct step *s, int row, int end, bool bf16)
 
 static void scores_f32(const struct step *s, int row, int end)
 {
-    score_rows(s, row, end, false);
+    score_rows(s, row, end, QUERY_F32);
     softmax_rows(s, row, end, false);
 }
 
 static void scores_bf16(const struct step *s, int row, int end)
 {
-    score_rows(s, row, end, true);
+    score_rows(s, row, end, QUERY_WHOLE);
+    softmax_rows(s, row, end, true);
+}
+
+static void scores_rounded(const struct step *s, int row, int end)
+{
+    score_rows(s, row, end, QUERY_ROUNDED);
     softmax_rows(s, row, end, true);
 }
 
@@ -253,19 +269,38 @@ static void values_bf16(const struct step *s, int row, int end)
     value_rows(s, row, end, true);
 }
 
-/* With bf16 caches a word of q becomes two, which vec_score takes: see vec_query of the level. */
-static void prepare_queries(const struct attention_tile *t, int n_row, bool bf16, uint32_t *q)
+/* Words of one row of q; returns how many. */
+static size_t query_words(uint32_t *words, const float *x, size_t d, enum query query)
 {
-    size_t d = (size_t)t->kv->head_dim;
-    uint32_t words[KV_HEAD_DIM_MAX];
-    for (int r = 0; r < n_row; r++) {
-        const float *x = attention_query(t, r);
-        if (bf16)
-            vec_query(words, x, d);
-        else
-            memcpy(words, x, d * sizeof(*x));
-        for (size_t w = 0; w < d; w++)
-            q[w * ATTENTION_ROWS + (size_t)r] = words[w];
+    if (query == QUERY_ROUNDED)
+        vec_query_rounded(words, x, d);
+    else if (query == QUERY_WHOLE)
+        vec_query(words, x, d);
+    else
+        memcpy(words, x, d * sizeof(*x));
+    return query == QUERY_ROUNDED ? d / 2 : d;
+}
+
+/* Four rows at a time, in squares of 4 x 4 words. Rows beyond n_row are not read by anybody. */
+static void prepare_queries(const struct attention_tile *t, int n_row, enum query query, uint32_t *q)
+{
+    _Alignas(16) float row[4][KV_HEAD_DIM_MAX];
+    for (int r = 0; r < n_row; r += 4) {
+        size_t n = 0;
+        for (int i = 0; i < 4; i++) {
+            const float *x = attention_query(t, r + i < n_row ? r + i : r);
+            n = query_words((uint32_t *)row[i], x, (size_t)t->kv->head_dim, query);
+        }
+        for (size_t w = 0; w < n; w += 4) {
+            __m128 a = _mm_load_ps(row[0] + w), b = _mm_load_ps(row[1] + w);
+            __m128 c = _mm_load_ps(row[2] + w), d = _mm_load_ps(row[3] + w);
+            _MM_TRANSPOSE4_PS(a, b, c, d);
+            float *to = (float *)(q + w * ATTENTION_ROWS + r);
+            _mm_storeu_ps(to, a);
+            _mm_storeu_ps(to + ATTENTION_ROWS, b);
+            _mm_storeu_ps(to + 2 * ATTENTION_ROWS, c);
+            _mm_storeu_ps(to + 3 * ATTENTION_ROWS, d);
+        }
     }
 }
 
@@ -326,13 +361,21 @@ static void for_each_run(struct step *s, const struct attention_tile *t, int k0,
     }
 }
 
+static enum query query_of(const struct attention_tile *t)
+{
+    if (t->kv->type == KV_F32)
+        return QUERY_F32;
+    return VEC_ROUNDS_QUERY && t->round_q ? QUERY_ROUNDED : QUERY_WHOLE;
+}
+
 static void run_step(struct step *s, const struct attention_tile *t, int k0, int n)
 {
+    static void (*const scores[])(const struct step *, int, int) = {scores_f32, scores_bf16, scores_rounded};
     bool bf16 = t->kv->type != KV_F32, fp8 = t->kv->type == KV_FP8;
     uint8_t *decoded = (uint8_t *)s->work->q + q_bytes(t->kv);
     if (fp8)
         step_decode(s->k, s->next_k, n, KV_BLOCK * (size_t)t->kv->head_dim, decoded);
-    for_each_run(s, t, k0, n, bf16 ? scores_bf16 : scores_f32);
+    for_each_run(s, t, k0, n, scores[query_of(t)]);
     if (fp8)
         step_decode(s->v, s->next_v, n, KV_BLOCK * s->pad, decoded);
     for_each_run(s, t, k0, n, bf16 ? values_bf16 : values_f32);
@@ -353,7 +396,7 @@ static void split(const struct attention_tile *t, int begin, int end, void *memo
         .m = out->m,
         .acc = out->acc,
     };
-    prepare_queries(t, n_row, bf16, w->q);
+    prepare_queries(t, n_row, query_of(t), w->q);
     for (int r = 0; r < n_row; r++)
         out->m[r] = -INFINITY;
     memset(w->sum, 0, (size_t)n_row * 16 * sizeof(float));

@@ -93,7 +93,8 @@ INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T, const
         __m512i w[2][2];
         UNROLL
         for (int p = 0; p < P; p++) {
-            _mm_prefetch((const char *)unit[p] + PREFETCH_AHEAD, _MM_HINT_T0);
+            if (type != WEIGHT_BF16) /* so little is done here that the window itself runs ahead */
+                _mm_prefetch((const char *)unit[p] + PREFETCH_AHEAD, _MM_HINT_T0);
             unit_to_pairs(type, unit[p], &table, w[p]);
             unit[p] += unit_bytes(type);
         }
@@ -157,7 +158,7 @@ INLINE void f32_tile(const struct gemm_tile *t, const int P, const int T, const 
 
 void gemm_avx512_bf16_bf16(const struct gemm_tile *t)
 {
-    TILE_SWITCH(BF16_BF16, t, 6)
+    TILE_SWITCH(BF16_BF16, t, 8)
 }
 
 void gemm_avx512_fp8_bf16(const struct gemm_tile *t)

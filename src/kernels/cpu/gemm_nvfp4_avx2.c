@@ -133,7 +133,7 @@ void gemm_avx2_nvfp4_f32(const struct gemm_tile *t)
 static const uint8_t biased_of_code[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 INLINE void i8_group(const int T, const uint8_t *codes, const uint8_t *scale, const struct gemm_tile *t,
-                     int g, __m256i table, __m256 *sum)
+                     int g, __m256i table, __m256 *part)
 {
     __m256i w[4];
     UNROLL
@@ -151,27 +151,35 @@ INLINE void i8_group(const int T, const uint8_t *codes, const uint8_t *scale, co
         for (int j = 1; j < 4; j++)
             pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[j], broadcast_dword(x + 4 * j)));
         __m256i dot = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-        dot = _mm256_add_epi32(dot, _mm256_set1_epi32(t->x_bias[i][g]));
-        __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(t->x_scale[i][g]));
-        sum[i] = _mm256_fmadd_ps(s, f, sum[i]);
+        dot = _mm256_add_epi32(dot, _mm256_set1_epi32(t->x_group[i][g].bias));
+        dot = _mm256_sllv_epi32(dot, _mm256_set1_epi32(t->x_group[i][g].shift));
+        part[i] = _mm256_fmadd_ps(s, _mm256_cvtepi32_ps(dot), part[i]);
     }
 }
 
 INLINE void i8_tile(const struct gemm_tile *t, int p, const int first_half, const int T, const int HALVES)
 {
     const __m256i table = table16(biased_of_code);
-    __m256 sum[MAX_SUM];
+    const int n_group = t->k / FP4_GROUP;
+    __m256 part[MAX_SUM], sum[MAX_SUM];
     UNROLL
     for (int i = 0; i < T * HALVES; i++)
-        sum[i] = _mm256_setzero_ps();
-    for (int g = 0; g < t->k / FP4_GROUP; g++) {
+        part[i] = sum[i] = _mm256_setzero_ps();
+    for (int g = 0; g < n_group; g++) {
         const uint8_t *codes = t->panel[p] + nvfp4_codes_at(g), *scale = t->panel[p] + nvfp4_scale_at(g);
         if (first_half == 0)
             prefetch_group(codes);
         UNROLL
         for (int h = 0; h < HALVES; h++)
             i8_group(T, codes + 32 * (first_half + h), scale + 8 * (first_half + h), t, g, table,
-                     sum + T * h);
+                     part + T * h);
+        if (g % 4 != 3 && g != n_group - 1)
+            continue;
+        UNROLL
+        for (int i = 0; i < T * HALVES; i++) { /* the end of 64 elements */
+            sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(t->x_scale[i % T][g / 4]), part[i], sum[i]);
+            part[i] = _mm256_setzero_ps();
+        }
     }
     UNROLL
     for (int h = 0; h < HALVES; h++) {

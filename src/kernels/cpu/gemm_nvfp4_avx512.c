@@ -81,39 +81,76 @@ INLINE void add_scaled(const int P, const int T, const uint8_t *const *scale, co
 
 /* ---- bf16 -------------------------------------------------------------------------------------- */
 
-/* dot += the pairs of one group; then sum += scale * dot. codes and scale: of one group in each panel. */
-INLINE void bf16_group(const int P, const int T, const uint8_t *const *codes, const uint8_t *const *scale,
-                       const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *sum)
+/* Groups worked on at once. A dot product is a chain of eight vdpbf16ps, so that one chain alone waits for
+ * itself; with few rows several groups of a block run side by side, each in the order it always has. */
+INLINE int bf16_groups(const int P, const int T)
 {
-    __m512 dot[MAX_SUM];
-    UNROLL
-    for (int i = 0; i < P * T; i++)
-        dot[i] = _mm512_setzero_ps();
+    return T == 1 ? 4 / P : T == 2 ? 2 : 1;
+}
+
+/* One row leaves the memory's own prefetcher in peace: asking for lines then costs more than it brings. */
+INLINE void ask_ahead(const int T, const uint8_t *codes)
+{
+    if (T > 1)
+        _mm_prefetch((const char *)codes + PREFETCH_AHEAD, _MM_HINT_T0);
+}
+
+/* dot (G, P, T) += the pairs of G groups from number q of a block on. x_at: byte of the first one's x. */
+INLINE void bf16_dots(const int P, const int T, const int G, const uint8_t *const *block, int q,
+                      const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *dot)
+{
     UNROLL
     for (int z = 0; z < 2; z++) {
-        __m512i c0 = load_codes(codes[0] + 64 * z), c1 = load_codes(codes[P - 1] + 64 * z);
+        __m512i c[4];
+        UNROLL
+        for (int i = 0; i < G * P; i++) {
+            const uint8_t *codes = block[i % P] + 64 + NVFP4_GROUP_BYTES * (q + i / P) + 64 * z;
+            ask_ahead(T, codes);
+            c[i] = load_codes(codes);
+        }
         UNROLL
         for (int j = 0; j < 4; j++) {
-            __m512bh w0 = (__m512bh)_mm512_permutexvar_epi16(shift_halves(c0, 4 * j), lut);
-            __m512bh w1 = (__m512bh)_mm512_permutexvar_epi16(shift_halves(c1, 4 * j), lut);
             UNROLL
-            for (int i = 0; i < T; i++) {
-                int32_t pair = load_dword(x[i] + x_at + (size_t)(16 * z + 4 * j));
-                __m512bh v = (__m512bh)_mm512_set1_epi32(pair);
-                dot[i] = _mm512_dpbf16_ps(dot[i], w0, v);
-                if (P == 2)
-                    dot[T + i] = _mm512_dpbf16_ps(dot[T + i], w1, v);
+            for (int e = 0; e < G; e++) {
+                UNROLL
+                for (int p = 0; p < P; p++) {
+                    __m512i index = shift_halves(c[e * P + p], 4 * j);
+                    __m512bh w = (__m512bh)_mm512_permutexvar_epi16(index, lut);
+                    UNROLL
+                    for (int i = 0; i < T; i++) {
+                        int32_t pair = load_dword(x[i] + x_at + (size_t)(32 * e + 16 * z + 4 * j));
+                        __m512 *d = &dot[(e * P + p) * T + i];
+                        *d = _mm512_dpbf16_ps(*d, w, (__m512bh)_mm512_set1_epi32(pair));
+                    }
+                }
             }
             KEEP_ORDER();
         }
     }
-    add_scaled(P, T, scale, dot, sum);
+}
+
+/* G groups from number q of a block on: their dot products, then sum += scale * dot, in the order of K. */
+INLINE void bf16_groups_at(const int P, const int T, const int G, const uint8_t *const *block, int q,
+                           const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *sum)
+{
+    __m512 dot[MAX_SUM];
+    UNROLL
+    for (int i = 0; i < G * P * T; i++)
+        dot[i] = _mm512_setzero_ps();
+    bf16_dots(P, T, G, block, q, x, x_at, lut, dot);
+    UNROLL
+    for (int e = 0; e < G; e++) {
+        const uint8_t *scale[2] = {block[0] + WEIGHT_PANEL * (q + e), block[P - 1] + WEIGHT_PANEL * (q + e)};
+        add_scaled(P, T, scale, dot + e * P * T, sum);
+    }
 }
 
 INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T)
 {
     const __m512i lut = _mm512_loadu_si512(nvfp4_bf16_of_code);
-    const uint8_t *x[MAX_SUM];
+    const uint8_t *block[2] = {t->panel[0], t->panel[P - 1]}, *x[MAX_SUM];
+    const int n_group = t->k / FP4_GROUP;
+    const int G = bf16_groups(P, T);
     __m512 sum[MAX_SUM];
     UNROLL
     for (int i = 0; i < P * T; i++)
@@ -121,7 +158,15 @@ INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T)
     UNROLL
     for (int i = 0; i < T; i++)
         x[i] = t->x[i];
-    EACH_GROUP(t, P, bf16_group(P, T, codes, scale, x, (size_t)g * 32, lut, sum));
+    int g = 0;
+    for (; g + 4 <= n_group; g += 4) {
+        for (int q = 0; q < 4; q += G)
+            bf16_groups_at(P, T, G, block, q, x, (size_t)(g + q) * 32, lut, sum);
+        block[0] += NVFP4_BLOCK_BYTES;
+        block[1] += NVFP4_BLOCK_BYTES;
+    }
+    for (int q = 0; g + q < n_group; q++)
+        bf16_groups_at(P, T, 1, block, q, x, (size_t)(g + q) * 32, lut, sum);
     store_sums(t, P, T, sum, NVFP4_SCALE_UNIT);
 }
 
@@ -176,10 +221,37 @@ void gemm_avx512_nvfp4_f32(const struct gemm_tile *t){TILE_SWITCH(f32_tile, t, 4
 
 /* ---- int8 -------------------------------------------------------------------------------------- */
 
+/* acc += products of w and the four bytes at x; and a shift by the number at p. Both are broadcast by the
+ * instruction itself: gcc would spend another on that, and these loops have no room for it. */
+#ifdef __clang__
+INLINE __m512i dot_quad(__m512i acc, __m512i w, const int8_t *x)
+{
+    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(load_dword(x)));
+}
+INLINE __m512i shift_left(__m512i v, const int32_t *p)
+{
+    return _mm512_sllv_epi32(v, _mm512_set1_epi32(*p));
+}
+#else
+INLINE __m512i dot_quad(__m512i acc, __m512i w, const int8_t *x)
+{
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const int8_t(*)[4])x));
+    return acc;
+}
+INLINE __m512i shift_left(__m512i v, const int32_t *p)
+{
+    __asm__("vpsllvd %1%{1to16%}, %0, %0" : "+v"(v) : "m"(*p));
+    return v;
+}
+#endif
+
+/* part += block scale * (dot << shift) for one group: the multiplications are by vpdpbusd and one fma, the
+ * shift is on another port. Each broadcast of x serves both panels. */
 INLINE void i8_group(const int P, const int T, const uint8_t *const *codes, const uint8_t *const *scale,
-                     const struct gemm_tile *t, int g, __m512i lut, __m512 *sum)
+                     const struct gemm_tile *t, int g, __m512i lut, __m512 *part)
 {
     __m512i w[2][4]; /* the four quads of k, in the order of x */
+    const __m512 s[2] = {block_scale(scale[0]), block_scale(scale[P - 1])};
     UNROLL
     for (int p = 0; p < P; p++) {
         UNROLL
@@ -190,29 +262,48 @@ INLINE void i8_group(const int P, const int T, const uint8_t *const *codes, cons
         }
     }
     UNROLL
-    for (int p = 0; p < P; p++) {
-        __m512 s = block_scale(scale[p]);
+    for (int i = 0; i < T; i++) {
+        const int8_t *x = (const int8_t *)t->x[i] + 16 * g;
+        __m512i dot[2];
+        dot[0] = dot[P - 1] = _mm512_set1_epi32(t->x_group[i][g].bias);
         UNROLL
-        for (int i = 0; i < T; i++) {
-            const int8_t *x = (const int8_t *)t->x[i] + 16 * g;
-            __m512i dot = _mm512_set1_epi32(t->x_bias[i][g]);
+        for (int j = 0; j < 4; j++) {
             UNROLL
-            for (int j = 0; j < 4; j++)
-                dot = _mm512_dpbusd_epi32(dot, w[p][j], _mm512_set1_epi32(load_dword(x + 4 * j)));
-            __m512 f = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(t->x_scale[i][g]));
-            sum[p * T + i] = _mm512_fmadd_ps(s, f, sum[p * T + i]);
+            for (int p = 0; p < P; p++)
+                dot[p] = dot_quad(dot[p], w[p][j], x + 4 * j);
         }
+        UNROLL
+        for (int p = 0; p < P; p++) {
+            __m512 f = _mm512_cvtepi32_ps(shift_left(dot[p], &t->x_group[i][g].shift));
+            part[p * T + i] = _mm512_fmadd_ps(s[p], f, part[p * T + i]);
+        }
+    }
+}
+
+/* sum = fma(scale of x, part, sum) at the end of 64 elements; part starts again. */
+INLINE void i8_add_block(const int P, const int T, const struct gemm_tile *t, int block, __m512 *part,
+                         __m512 *sum)
+{
+    UNROLL
+    for (int i = 0; i < P * T; i++) {
+        __m512 scale = _mm512_set1_ps(t->x_scale[i % T][block]);
+        sum[i] = _mm512_fmadd_ps(scale, part[i], sum[i]);
+        part[i] = _mm512_setzero_ps();
     }
 }
 
 INLINE void i8_tile(const struct gemm_tile *t, const int P, const int T)
 {
     const __m512i lut = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)biased_of_code));
-    __m512 sum[MAX_SUM];
+    __m512 part[MAX_SUM], sum[MAX_SUM];
     UNROLL
     for (int i = 0; i < P * T; i++)
-        sum[i] = _mm512_setzero_ps();
-    EACH_GROUP(t, P, i8_group(P, T, codes, scale, t, g, lut, sum));
+        part[i] = sum[i] = _mm512_setzero_ps();
+    EACH_GROUP(t, P, {
+        i8_group(P, T, codes, scale, t, g, lut, part);
+        if (q == n_here - 1)
+            i8_add_block(P, T, t, g / 4, part, sum);
+    });
     store_sums(t, P, T, sum, 0.5f * NVFP4_SCALE_UNIT);
 }
 

@@ -76,27 +76,48 @@ static float max_of(__m256 v)
     return _mm_cvtss_f32(m);
 }
 
-/* As ref/gemm_ref.c, to the same bits. */
-static void quantize_group(const __m256 *x, int8_t *q, float *scale, int32_t *bias)
+/* 16 elements to bytes in the order of struct operand; returns -12 times their sum. */
+static int32_t quantize_group(const float *x, float factor, int8_t *q)
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-    float amax = max_of(_mm256_max_ps(_mm256_and_ps(x[0], magnitude), _mm256_and_ps(x[1], magnitude)));
-    *scale = amax / 127.0f;
-    float inverse = amax > 0.0f && amax <= 3.0e38f ? 127.0f / amax : 0.0f;
-    if (!(inverse <= 3.0e38f))
-        inverse = 0.0f;
     __m128i word[2];
     for (int h = 0; h < 2; h++) {
-        __m256i v = _mm256_cvtps_epi32(_mm256_mul_ps(x[h], _mm256_set1_ps(inverse)));
-        v = _mm256_permutevar8x32_epi32(v, order);
-        word[h] = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + 8 * h), _mm256_set1_ps(factor));
+        v = _mm256_and_ps(v, _mm256_cmp_ps(v, v, _CMP_ORD_Q)); /* what is no number is zero */
+        __m256i d = _mm256_permutevar8x32_epi32(_mm256_cvtps_epi32(v), order);
+        word[h] = _mm_packs_epi32(_mm256_castsi256_si128(d), _mm256_extracti128_si256(d, 1));
     }
     _mm_storeu_si128((__m128i *)q, _mm_packs_epi16(word[0], word[1]));
-    int32_t total = 0;
-    for (int i = 0; i < FP4_GROUP; i++)
-        total += q[i];
-    *bias = -12 * total;
+    __m128i sum = _mm_madd_epi16(_mm_add_epi16(word[0], word[1]), _mm_set1_epi16(-12));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, _MM_SHUFFLE(1, 0, 3, 2)));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, _MM_SHUFFLE(2, 3, 0, 1)));
+    return _mm_cvtsi128_si32(sum);
+}
+
+/* Elements k .. k + 63 of a row, zero from r->k on, as ref/gemm_ref.c does it, to the same bits. */
+static void quantize_block(const struct gemm_row *r, int k)
+{
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    float x[I8_BLOCK] = {0}, amax[I8_BLOCK / FP4_GROUP], most = 0.0f;
+    int left = r->k - k, n_group = (r->k_pad - k < I8_BLOCK ? r->k_pad - k : I8_BLOCK) / FP4_GROUP;
+    if (left > 0)
+        memcpy(x, r->x + k, (size_t)(left < I8_BLOCK ? left : I8_BLOCK) * sizeof(*x));
+    for (int g = 0; g < n_group; g++) {
+        __m256 a = _mm256_loadu_ps(x + g * FP4_GROUP), b = _mm256_loadu_ps(x + g * FP4_GROUP + 8);
+        amax[g] = max_of(_mm256_max_ps(_mm256_and_ps(a, magnitude), _mm256_and_ps(b, magnitude)));
+        most = amax[g] > most ? amax[g] : most;
+    }
+    float inverse = most >= I8_LEAST && most <= I8_MOST ? 127.0f / most : 0.0f;
+    r->i8_scale[k / I8_BLOCK] = most * I8_SCALE;
+    for (int g = 0; g < n_group; g++) {
+        float ratio = most / amax[g]; /* at least 1, or NaN in a block of zeros */
+        int finer = 0, at = k / FP4_GROUP + g;
+        while (finer < I8_SHIFT_MAX && !(ratio < (float)(2 << finer)))
+            finer++;
+        r->i8_group[at].shift = I8_SHIFT_MAX - finer;
+        r->i8_group[at].bias =
+            quantize_group(x + g * FP4_GROUP, inverse * (float)(1 << finer), r->i8 + at * FP4_GROUP);
+    }
 }
 
 void gemm_avx2_row(const struct gemm_row *r)
@@ -107,8 +128,6 @@ void gemm_avx2_row(const struct gemm_row *r)
         if (left > 0)
             memcpy(piece, r->x + k, (size_t)(left < FP4_GROUP ? left : FP4_GROUP) * sizeof(*piece));
         __m256 v[2] = {_mm256_loadu_ps(piece), _mm256_loadu_ps(piece + 8)};
-        if (r->i8)
-            quantize_group(v, r->i8 + k, &r->i8_scale[k / FP4_GROUP], &r->i8_bias[k / FP4_GROUP]);
         if (r->bf16) {
             __m256i b0 = round_bf16(v[0]), b1 = round_bf16(v[1]);
             __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(b0, 16), _mm256_srli_epi32(b1, 16));
@@ -119,4 +138,6 @@ void gemm_avx2_row(const struct gemm_row *r)
         _mm256_storeu_ps(r->f32 + k, v[0]);
         _mm256_storeu_ps(r->f32 + k + 8, v[1]);
     }
+    for (int k = 0; r->i8 && k < r->k_pad; k += I8_BLOCK)
+        quantize_block(r, k);
 }

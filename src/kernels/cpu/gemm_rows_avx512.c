@@ -41,26 +41,84 @@ void gemm_avx512_finish(const struct gemm_finish *f)
         }
         if (f->accumulate)
             v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(in, y));
-        _mm512_mask_storeu_ps(y, in, v);
+        if (f->n == WEIGHT_PANEL)
+            _mm512_storeu_ps(y, v);
+        else
+            _mm512_mask_storeu_ps(y, in, v);
     }
 }
 
-/* As ref/gemm_ref.c: scale = amax / 127 of a group; a group that is zero, not finite or subnormal becomes
- * zero. */
-static void quantize_group(__m512 x, int8_t *q, float *scale, int32_t *bias)
+/* The four maxima of |x[0..3]|. */
+static __m128 block_maxima(const __m512 *x)
 {
-    const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
-    float amax = _mm512_reduce_max_ps(_mm512_abs_ps(x));
-    *scale = amax / 127.0f;
-    float inverse = amax > 0.0f && amax <= 3.0e38f ? 127.0f / amax : 0.0f;
-    if (!(inverse <= 3.0e38f))
-        inverse = 0.0f;
-    __m512 scaled = _mm512_mul_ps(x, _mm512_set1_ps(inverse));
-    __mmask16 is_number = _mm512_cmp_ps_mask(scaled, scaled, _CMP_ORD_Q); /* INT_MIN would overflow the sum */
-    __m512i v = _mm512_maskz_cvtps_epi32(is_number, scaled);
-    v = _mm512_permutexvar_epi32(order, v);
-    _mm_storeu_si128((__m128i *)q, _mm512_cvtsepi32_epi8(v));
-    *bias = -12 * _mm512_reduce_add_epi32(v);
+    __m512 a = _mm512_abs_ps(x[0]), b = _mm512_abs_ps(x[1]), c = _mm512_abs_ps(x[2]), d = _mm512_abs_ps(x[3]);
+    __m512d ab = (__m512d)_mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512d cd = (__m512d)_mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512 m = _mm512_max_ps((__m512)_mm512_unpacklo_pd(ab, cd), (__m512)_mm512_unpackhi_pd(ab, cd));
+    __m256 half = _mm256_max_ps(_mm512_castps512_ps256(m), _mm512_extractf32x8_ps(m, 1));
+    return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+/* Bytes of x * factor, nearest even; 0 where that is no number, as INT_MIN would overflow a sum. */
+static __m128i to_bytes(__m512 x, __m512 factor)
+{
+    __m512 v = _mm512_mul_ps(x, factor);
+    return _mm512_cvtsepi32_epi8(_mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(v, v, _CMP_ORD_Q), v));
+}
+
+/* -12 times the sum of each 16 of 64 bytes. */
+static __m128i block_bias(__m512i q)
+{
+    __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(12), q);
+    sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, _MM_PERM_CDAB));
+    sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, _MM_PERM_BADC));
+    sum = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), sum);
+    return _mm_sub_epi32(_mm_setzero_si128(), _mm512_castsi512_si128(sum));
+}
+
+/* Elements k .. k + 63 of a row, zero from r->k on, as ref/gemm_ref.c does it; n: those within k_pad. */
+static void quantize_block(const struct gemm_row *r, int k, int n, const __m512 *x)
+{
+    const __m512i order =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
+    __m128 amax = block_maxima(x),
+           most = _mm_max_ps(amax, _mm_shuffle_ps(amax, amax, _MM_SHUFFLE(1, 0, 3, 2)));
+    most = _mm_max_ps(most, _mm_shuffle_ps(most, most, _MM_SHUFFLE(2, 3, 0, 1)));
+    __mmask8 fits = _mm_cmp_ps_mask(most, _mm_set1_ps(I8_LEAST), _CMP_GE_OQ) &
+                    _mm_cmp_ps_mask(most, _mm_set1_ps(I8_MOST), _CMP_LE_OQ);
+    __m128 inverse = _mm_maskz_div_ps(fits, _mm_set1_ps(127.0f), most);
+    /* exponent of most / amax; NaN and infinity have a large one */
+    __m128i exponent = _mm_srli_epi32(_mm_slli_epi32(_mm_castps_si128(_mm_div_ps(most, amax)), 1), 24);
+    __m128i finer = _mm_min_epi32(_mm_sub_epi32(exponent, _mm_set1_epi32(127)), _mm_set1_epi32(I8_SHIFT_MAX));
+    __m128i power = _mm_slli_epi32(_mm_add_epi32(finer, _mm_set1_epi32(127)), 23);
+    __m512 factor = _mm512_castps128_ps512(_mm_mul_ps(inverse, _mm_castsi128_ps(power)));
+    __m512i q = _mm512_castsi128_si512(to_bytes(x[0], _mm512_permutexvar_ps(_mm512_set1_epi32(0), factor)));
+    q = _mm512_inserti32x4(q, to_bytes(x[1], _mm512_permutexvar_ps(_mm512_set1_epi32(1), factor)), 1);
+    q = _mm512_inserti32x4(q, to_bytes(x[2], _mm512_permutexvar_ps(_mm512_set1_epi32(2), factor)), 2);
+    q = _mm512_inserti32x4(q, to_bytes(x[3], _mm512_permutexvar_ps(_mm512_set1_epi32(3), factor)), 3);
+    q = _mm512_shuffle_epi8(q, order);
+    __m128i shift = _mm_sub_epi32(_mm_set1_epi32(I8_SHIFT_MAX), finer), bias = block_bias(q);
+    __m128i *meta = (__m128i *)(void *)(r->i8_group + k / FP4_GROUP);
+    _mm256_storeu_si256((__m256i *)(r->i8 + k), _mm512_castsi512_si256(q));
+    _mm_storeu_si128(meta, _mm_unpacklo_epi32(bias, shift));
+    if (n == I8_BLOCK) { /* rather than masked stores, which are slow on Zen 4 */
+        _mm256_storeu_si256((__m256i *)(r->i8 + k + 32), _mm512_extracti64x4_epi64(q, 1));
+        _mm_storeu_si128(meta + 1, _mm_unpackhi_epi32(bias, shift));
+    }
+    r->i8_scale[k / I8_BLOCK] = _mm_cvtss_f32(most) * I8_SCALE;
+}
+
+static void row_i8(const struct gemm_row *r)
+{
+    for (int k = 0; k < r->k_pad; k += I8_BLOCK) {
+        __m512 x[4];
+        for (int i = 0; i < 4; i++) {
+            int left = r->k - k - 16 * i;
+            __mmask16 in = (__mmask16)(left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0);
+            x[i] = _mm512_maskz_loadu_ps(in, r->x + (left > 0 ? k + 16 * i : 0));
+        }
+        quantize_block(r, k, r->k_pad - k < I8_BLOCK ? r->k_pad - k : I8_BLOCK, x);
+    }
 }
 
 void gemm_avx512_row(const struct gemm_row *r)
@@ -68,14 +126,14 @@ void gemm_avx512_row(const struct gemm_row *r)
     for (int k = 0; k < r->k_pad; k += WEIGHT_PANEL) {
         int left = r->k - k;
         __mmask16 in = (__mmask16)(left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0);
-        __m512 v = _mm512_maskz_loadu_ps(in, r->x + (left > 0 ? k : 0)), rounded = v;
+        __m512 v = _mm512_maskz_loadu_ps(in, r->x + (left > 0 ? k : 0));
         if (r->bf16) {
             __m256i half = (__m256i)_mm512_cvtneps_pbh(v);
             _mm256_storeu_si256((__m256i *)(r->bf16 + k), half);
-            rounded = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+            v = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
         }
-        _mm512_storeu_ps(r->f32 + k, rounded);
-        if (r->i8)
-            quantize_group(v, r->i8 + k, &r->i8_scale[k / FP4_GROUP], &r->i8_bias[k / FP4_GROUP]);
+        _mm512_storeu_ps(r->f32 + k, v);
     }
+    if (r->i8)
+        row_i8(r);
 }

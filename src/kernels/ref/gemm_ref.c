@@ -118,10 +118,13 @@ void gemm_ref_nvfp4_i8(const struct gemm_tile *t)
     int8_t code[FP4_GROUP][WEIGHT_PANEL];
     float scale[WEIGHT_PANEL];
     for (int p = 0; p < t->n_panel; p++) {
-        float *sum = t->sum + (size_t)p * GEMM_TILE_ROW * WEIGHT_PANEL;
+        float *sum = t->sum + (size_t)p * GEMM_TILE_ROW * WEIGHT_PANEL, part[GEMM_TILE_ROW][WEIGHT_PANEL];
+        int n_group = t->k / FP4_GROUP;
         memset(sum, 0, sizeof(*sum) * (size_t)(t->n_row * WEIGHT_PANEL));
-        for (int g = 0; g < t->k / FP4_GROUP; g++) {
+        for (int g = 0; g < n_group; g++) {
             nvfp4_group(t->panel[p], g, code, scale);
+            if (g % 4 == 0)
+                memset(part, 0, sizeof(part));
             for (int i = 0; i < t->n_row; i++) {
                 const int8_t *x = (const int8_t *)t->x[i] + g * FP4_GROUP;
                 int32_t dot[WEIGHT_PANEL] = {0};
@@ -129,7 +132,10 @@ void gemm_ref_nvfp4_i8(const struct gemm_tile *t)
                     for (int r = 0; r < WEIGHT_PANEL; r++)
                         dot[r] += code[(k & 8) + order[k & 7]][r] * x[k];
                 for (int r = 0; r < WEIGHT_PANEL; r++)
-                    sum[i * WEIGHT_PANEL + r] += 0.5f * scale[r] * ((float)dot[r] * t->x_scale[i][g]);
+                    part[i][r] += 0.5f * scale[r] * (float)(dot[r] * (1 << t->x_group[i][g].shift));
+                if (g % 4 == 3 || g == n_group - 1)
+                    for (int r = 0; r < WEIGHT_PANEL; r++)
+                        sum[i * WEIGHT_PANEL + r] += t->x_scale[i][g / 4] * part[i][r];
             }
         }
     }
@@ -151,41 +157,55 @@ void gemm_ref_finish(const struct gemm_finish *f)
     }
 }
 
-/* int8 with a scale for each 16: x = scale * q, scale = amax / 127. An all-zero (or non-finite) group is
- * zero. */
-static void quantize_group(const float *x, int8_t *q, float *scale, int32_t *bias)
+/* 64 floats to int8 and what belongs to them, as gemm_tile.h says; those beyond k are zero. */
+static void quantize_block(const float *x, int8_t *q, float *scale, struct i8_group *group)
 {
     static const uint8_t order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-    float amax = 0.0f;
-    int32_t total = 0;
-    for (int i = 0; i < FP4_GROUP; i++)
-        amax = fmaxf(amax, fabsf(x[i]));
-    *scale = amax / 127.0f;
-    float inverse = amax > 0.0f && amax <= 3.0e38f ? 127.0f / amax : 0.0f;
-    if (!(inverse <= 3.0e38f))
-        inverse = 0.0f; /* amax is subnormal */
-    for (int i = 0; i < FP4_GROUP; i++) {
-        float v = x[(i & 8) + order[i & 7]] * inverse;
-        q[i] = v == v ? (int8_t)lrintf(v) : 0;
-        total += q[i];
+    float amax[I8_BLOCK / FP4_GROUP] = {0}, most = 0.0f;
+    for (int i = 0; i < I8_BLOCK; i++) {
+        amax[i / FP4_GROUP] = fmaxf(amax[i / FP4_GROUP], fabsf(x[i]));
+        most = fmaxf(most, fabsf(x[i]));
     }
-    *bias = -12 * total;
+    float inverse = most >= I8_LEAST && most <= I8_MOST ? 127.0f / most : 0.0f;
+    *scale = most * I8_SCALE;
+    for (int g = 0; g < I8_BLOCK / FP4_GROUP; g++) {
+        float ratio = most / amax[g]; /* at least 1, or NaN in a block of zeros */
+        int finer = ratio < 1 << I8_SHIFT_MAX ? ilogbf(ratio) : I8_SHIFT_MAX;
+        int32_t total = 0;
+        for (int i = g * FP4_GROUP; i < (g + 1) * FP4_GROUP; i++) {
+            float v = x[(i & ~7) + order[i & 7]] * (inverse * (float)(1 << finer));
+            q[i] = v == v ? (int8_t)lrintf(v) : 0;
+            total += q[i];
+        }
+        group[g] = (struct i8_group){-12 * total, I8_SHIFT_MAX - finer};
+    }
+}
+
+/* One block of 64 elements, or what there is of it, from element k on. */
+static void quantize_at(const struct gemm_row *r, int k)
+{
+    float x[I8_BLOCK] = {0};
+    int8_t q[I8_BLOCK];
+    struct i8_group group[I8_BLOCK / FP4_GROUP];
+    int given = r->k - k < I8_BLOCK ? r->k - k : I8_BLOCK,
+        kept = r->k_pad - k < I8_BLOCK ? r->k_pad - k : I8_BLOCK;
+    if (given > 0)
+        memcpy(x, r->x + k, (size_t)given * sizeof(*x));
+    quantize_block(x, q, &r->i8_scale[k / I8_BLOCK], group);
+    memcpy(r->i8 + k, q, (size_t)kept);
+    memcpy(r->i8_group + k / FP4_GROUP, group, (size_t)(kept / FP4_GROUP) * sizeof(*group));
 }
 
 void gemm_ref_row(const struct gemm_row *r)
 {
-    float group[FP4_GROUP];
     for (int i = 0; i < r->k_pad; i++) {
         float v = i < r->k ? r->x[i] : 0.0f;
-        group[i % FP4_GROUP] = v;
         if (r->bf16) {
             r->bf16[i] = bf16_from_float(v);
             v = bf16_to_float(r->bf16[i]);
         }
         r->f32[i] = v;
-        if (r->i8 && i % FP4_GROUP == FP4_GROUP - 1) {
-            int g = i / FP4_GROUP;
-            quantize_group(group, r->i8 + g * FP4_GROUP, &r->i8_scale[g], &r->i8_bias[g]);
-        }
     }
+    for (int k = 0; r->i8 && k < r->k_pad; k += I8_BLOCK)
+        quantize_at(r, k);
 }

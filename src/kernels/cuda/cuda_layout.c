@@ -1,0 +1,158 @@
+#include "kernels/cuda/cuda_layout.h"
+
+#include <string.h>
+
+#define GROUP    16
+#define ONE_E4M3 0x38 /* 1.0 */
+
+/* Where bit 15 (sign) and bits 8 to 6 (magnitude) of each pair's halves come from: the word rotated left by
+ * so many bits. Pair 3 has bit 8 from another rotation: no four rotations tile 32 bits. */
+static const int rotation[4] = {0, 4, 10, 6};
+#define ROTATION_3_BIT_8 14
+
+size_t cuda_layout_bytes(size_t n_row, size_t K)
+{
+    return (n_row + CUDA_UNIT_ROWS - 1) / CUDA_UNIT_ROWS * (K / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
+}
+
+/* e4m3 1.m * 2^(e-7), subnormal m * 2^-9; the code 1.m * 2^(E-10), E from 1 (2^-9) to 18 (2^8). */
+uint8_t cuda_layout_scale(uint8_t e4m3)
+{
+    int e = (e4m3 >> 3) & 15, m = e4m3 & 7;
+    if (e > 0)
+        return (uint8_t)((e + 3) << 3 | m);
+    for (e = 4; m < 8; e--) /* m * 2^-9 = (m / 8) * 2^-6 */
+        m <<= 1;
+    return (uint8_t)(e << 3 | (m & 7));
+}
+
+uint8_t cuda_layout_scale_back(uint8_t code)
+{
+    int e = code >> 3, m = code & 7;
+    if (e > 3)
+        return (uint8_t)((e - 3) << 3 | m);
+    return (uint8_t)((m | 8) >> (4 - e));
+}
+
+/* The bit of the word that is bit b (0 to 2 magnitude, 3 sign) of the code of pair p, half h. */
+static int place(int p, int h, int b)
+{
+    int target = b == 3 ? 15 : 6 + b;
+    int turn = p == 3 && target == 8 ? ROTATION_3_BIT_8 : rotation[p];
+    return (target + 16 * h - turn) & 31;
+}
+
+/* Where the word of the code of (row, k) is in its unit. */
+static size_t word_at(int row, int k)
+{
+    int lane = row % 8 * 4 + k % GROUP / 4;
+    return (size_t)(16 * lane + 4 * (k / GROUP));
+}
+
+static int pair_of(int row, int k)
+{
+    return k % 4 / 2 * 2 + row / 8;
+}
+
+static size_t scale_at(int row, int block)
+{
+    return (size_t)(CUDA_UNIT_CODES + row % 8 * 8 + block * 2 + row / 8);
+}
+
+static void put_code(uint8_t *unit, int row, int k, unsigned code)
+{
+    uint32_t word;
+    memcpy(&word, unit + word_at(row, k), 4);
+    for (int b = 0; b < 4; b++)
+        word |= (uint32_t)(code >> b & 1) << place(pair_of(row, k), k % 2, b);
+    memcpy(unit + word_at(row, k), &word, 4);
+}
+
+static unsigned get_code(const uint8_t *unit, int row, int k)
+{
+    uint32_t word;
+    unsigned code = 0;
+    memcpy(&word, unit + word_at(row, k), 4);
+    for (int b = 0; b < 4; b++)
+        code |= (word >> place(pair_of(row, k), k % 2, b) & 1u) << b;
+    return code;
+}
+
+/* Of one block of 16: codes [8] and its scale into row `row`, block `block` of a unit of zeros. */
+static bool put_block(uint8_t *unit, int row, int block, const uint8_t *codes, uint8_t scale)
+{
+    uint8_t magnitude = scale & 0x7f;
+    unsigned sign = scale & 0x80 ? 8 : 0, any = 0;
+    for (int i = 0; i < GROUP / 2; i++)
+        any |= codes[i] & 0x77u;
+    unit[scale_at(row, block)] = cuda_layout_scale(ONE_E4M3);
+    if (magnitude == 0x7f)
+        return !any;
+    if (magnitude == 0)
+        return true;
+    unit[scale_at(row, block)] = cuda_layout_scale(magnitude);
+    for (int i = 0; i < GROUP; i++)
+        put_code(unit, row, GROUP * block + i, ((unsigned)codes[i / 2] >> i % 2 * 4 & 15u) ^ sign);
+    return true;
+}
+
+/* Row `row` of the tiles. */
+static bool put_row(uint8_t *packed, size_t row, const uint8_t *codes, const uint8_t *scales, size_t K)
+{
+    uint8_t *tile = packed + row / CUDA_UNIT_ROWS * (K / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
+    for (size_t g = 0; g < K / GROUP; g++)
+        if (!put_block(tile + g / 4 * CUDA_UNIT_BYTES, (int)(row % CUDA_UNIT_ROWS), (int)(g % 4),
+                       codes + 8 * g, scales[g]))
+            return false;
+    return true;
+}
+
+/* Zero codes; rows of the padding need a scale too, as no code of a scale is zero. */
+static void clear(uint8_t *packed, size_t n_row, size_t K)
+{
+    size_t bytes = cuda_layout_bytes(n_row, K);
+    memset(packed, 0, bytes);
+    for (size_t at = 0; at < bytes; at += CUDA_UNIT_BYTES)
+        memset(packed + at + CUDA_UNIT_CODES, cuda_layout_scale(ONE_E4M3), CUDA_UNIT_BYTES - CUDA_UNIT_CODES);
+}
+
+bool cuda_layout_pack(uint8_t *packed, const uint8_t *codes, const uint8_t *scales, size_t n_row, size_t K,
+                      size_t *bad_row)
+{
+    clear(packed, n_row, K);
+    for (size_t r = 0; r < n_row; r++) {
+        *bad_row = r;
+        if (!put_row(packed, r, codes + r * (K / 2), scales + r * (K / GROUP), K))
+            return false;
+    }
+    return true;
+}
+
+bool cuda_layout_pack_pair(uint8_t *packed, const uint8_t *gate_codes, const uint8_t *gate_scales,
+                           const uint8_t *up_codes, const uint8_t *up_scales, size_t n_row, size_t K,
+                           size_t *bad_row)
+{
+    clear(packed, 2 * n_row, K);
+    for (size_t r = 0; r < n_row; r++) {
+        size_t at = r / 8 * CUDA_UNIT_ROWS + r % 8;
+        *bad_row = r;
+        if (!put_row(packed, at, gate_codes + r * (K / 2), gate_scales + r * (K / GROUP), K) ||
+            !put_row(packed, at + 8, up_codes + r * (K / 2), up_scales + r * (K / GROUP), K))
+            return false;
+    }
+    return true;
+}
+
+void cuda_layout_unpack(uint8_t *codes, uint8_t *scales, const uint8_t *packed, size_t n_row, size_t K)
+{
+    for (size_t r = 0; r < n_row; r++)
+        for (size_t k = 0; k < K; k += 2) {
+            const uint8_t *unit =
+                packed + (r / CUDA_UNIT_ROWS * (K / CUDA_UNIT_K) + k / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
+            int row = (int)(r % CUDA_UNIT_ROWS), at = (int)(k % CUDA_UNIT_K);
+            unsigned pair = get_code(unit, row, at) | get_code(unit, row, at + 1) << 4;
+            codes[r * (K / 2) + k / 2] = (uint8_t)pair;
+            if (k % GROUP == 0)
+                scales[r * (K / GROUP) + k / GROUP] = cuda_layout_scale_back(unit[scale_at(row, at / GROUP)]);
+        }
+}

@@ -1,0 +1,265 @@
+#include "kernels/cuda/plugin/prefill.cuh"
+
+#include "kernels/cuda/plugin/prefill_gemm.cuh"
+
+#define CHUNK     512 /* slots that one warp places */
+#define MAX_SLOTS (1 << 24)
+#define MAX_WIDTH (1 << 16)
+#define BATCH     16 /* loads under way at once */
+
+/* Where the parts of scratch lie. */
+struct prefill_scratch {
+    uint16_t *x, *h, *y; /* panels */
+    int *count;          /* [chunk][expert]: of the chunk, then of the chunks before */
+    int *first;          /* [expert]: its first row */
+    int *row;            /* [slot], -1: of no expert here */
+    struct prefill_tile *tile;
+    int *n_tile;
+    size_t capacity, bytes;
+    int n_slot, n_chunk;
+};
+
+static prefill_scratch layout(const struct cuda_moe *m, void *base)
+{
+    prefill_scratch s = {};
+    s.n_slot = m->n_row * m->n_used;
+    s.n_chunk = (s.n_slot + CHUNK - 1) / CHUNK;
+    /* Each expert's rows are padded to 8; a tile's reads end at most N_MAX rows after its last. */
+    s.capacity = (size_t)s.n_slot + 8 * (size_t)m->n_expert + PREFILL_N_MAX;
+    auto take = [&](size_t bytes) {
+        uint8_t *at = (uint8_t *)base + s.bytes;
+        s.bytes += (bytes + 255) / 256 * 256;
+        return at;
+    };
+    s.x = (uint16_t *)take(2 * s.capacity * m->hidden);
+    s.h = (uint16_t *)take(2 * s.capacity * m->inner);
+    s.y = (uint16_t *)take(2 * s.capacity * m->hidden);
+    s.count = (int *)take(sizeof(int) * s.n_chunk * m->n_expert);
+    s.first = (int *)take(sizeof(int) * m->n_expert);
+    s.row = (int *)take(sizeof(int) * s.n_slot);
+    s.tile = (prefill_tile *)take(sizeof(prefill_tile) * (m->n_expert + s.n_slot / PREFILL_N_MAX));
+    s.n_tile = (int *)take(sizeof(int));
+    return s;
+}
+
+size_t prefill_bytes(const struct cuda_moe *m)
+{
+    return layout(m, nullptr).bytes;
+}
+
+static __global__ void count_kernel(const int32_t *id, int n_slot, int n_expert, int *count)
+{
+    __shared__ int of[CUDA_EXPERTS_MAX];
+    for (int e = threadIdx.x; e < n_expert; e += blockDim.x)
+        of[e] = 0;
+    __syncthreads();
+    const int end = min(n_slot, (int)(blockIdx.x + 1) * CHUNK);
+    for (int i = blockIdx.x * CHUNK + threadIdx.x; i < end; i += blockDim.x)
+        if (id[i] >= 0)
+            atomicAdd(&of[id[i]], 1);
+    __syncthreads();
+    for (int e = threadIdx.x; e < n_expert; e += blockDim.x)
+        count[blockIdx.x * n_expert + e] = of[e];
+}
+
+/* Inclusive sums over a block of CUDA_EXPERTS_MAX threads. */
+static __device__ int2 block_sums(int2 v)
+{
+    __shared__ int2 sum[CUDA_EXPERTS_MAX];
+    const int i = threadIdx.x;
+    sum[i] = v;
+    for (int d = 1; d < CUDA_EXPERTS_MAX; d *= 2) {
+        __syncthreads();
+        const int2 o = i >= d ? sum[i - d] : make_int2(0, 0);
+        __syncthreads();
+        sum[i].x += o.x;
+        sum[i].y += o.y;
+    }
+    return sum[i];
+}
+
+/* A thread an expert: counts to sums over the chunks before, then first rows and tiles, experts ascending. */
+static __global__ void plan_kernel(int n_chunk, int n_expert, int *count, int *first, prefill_tile *tile,
+                                   int *n_tile)
+{
+    const int e = threadIdx.x;
+    int n = 0;
+    for (int c = 0; e < n_expert && c < n_chunk; c += BATCH) {
+        int here[BATCH]; /* loads before stores, which they might alias */
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            here[i] = c + i < n_chunk ? count[(c + i) * n_expert + e] : 0;
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (c + i < n_chunk)
+                count[(c + i) * n_expert + e] = n;
+            n += here[i];
+        }
+    }
+    const int tiles = (n + PREFILL_N_MAX - 1) / PREFILL_N_MAX, rows = (n + 7) & ~7;
+    const int2 end = block_sums(make_int2(rows, tiles));
+    if (e == CUDA_EXPERTS_MAX - 1)
+        *n_tile = end.y;
+    if (e >= n_expert)
+        return;
+    first[e] = end.x - rows;
+    if (tiles == 0)
+        return;
+    const int step = ((n + tiles - 1) / tiles + 7) & ~7; /* at most N_MAX, a multiple of 8 */
+    for (int i = 0; i < tiles; i++)
+        tile[end.y - tiles + i] = {e, end.x - rows + i * step, max(0, min(step, n - i * step))};
+}
+
+/* A warp a chunk, slots in order: an expert's rows are in the order of slots. */
+static __global__ void place_kernel(const int32_t *id, int n_slot, int n_expert, const int *count,
+                                    const int *first, int *row)
+{
+    __shared__ int next[CUDA_EXPERTS_MAX];
+    const int lane = threadIdx.x;
+    for (int e = lane; e < n_expert; e += 32)
+        next[e] = first[e] + count[blockIdx.x * n_expert + e];
+    __syncwarp();
+    for (int i = 0; i < CHUNK; i += 32) {
+        const int slot = blockIdx.x * CHUNK + i + lane;
+        const int e = slot < n_slot ? id[slot] : -1;
+        const unsigned same = __match_any_sync(~0u, e), before = same & ((1u << lane) - 1);
+        const int base = e >= 0 ? next[e] : -1;
+        __syncwarp();
+        if (e >= 0 && before == 0)
+            next[e] = base + __popc(same);
+        __syncwarp();
+        if (slot < n_slot)
+            row[slot] = e >= 0 ? base + __popc(before) : -1;
+    }
+}
+
+/* x to panels: a block a token, a thread 16 of its values, pairs 0 2 4 6 to one chunk and 1 3 5 7 to the
+ * next. */
+static __global__ void gather_kernel(const uint16_t *x, const int *row, int n_used, int hidden,
+                                     size_t capacity, uint16_t *out)
+{
+    const uint4 *from = (const uint4 *)(x + (size_t)blockIdx.x * hidden);
+    row += (size_t)blockIdx.x * n_used;
+    for (int part = threadIdx.x; part < hidden / 16; part += blockDim.x) {
+        const uint4 a = from[2 * part], b = from[2 * part + 1];
+        const int chunk = part % 4 * 2;
+#pragma unroll 4
+        for (int j = 0; j < n_used; j++) {
+            const int r = row[j];
+            if (r < 0)
+                continue;
+            uint4 *to = (uint4 *)(out + ((size_t)(part / 4) * capacity + r) * 64);
+            to[chunk ^ (r & 7)] = make_uint4(a.x, a.z, b.x, b.z);
+            to[(chunk + 1) ^ (r & 7)] = make_uint4(a.y, a.w, b.y, b.w);
+        }
+    }
+}
+
+static __device__ void add(float (&sum)[8], float w, uint4 v)
+{
+    const uint32_t pair[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        sum[2 * p] = fmaf(w, __uint_as_float(pair[p] << 16), sum[2 * p]);
+        sum[2 * p + 1] = fmaf(w, __uint_as_float(pair[p] & 0xffff0000), sum[2 * p + 1]);
+    }
+}
+
+/* out[t] = sum of weight * Y, slots ascending: a block a token, a thread 8 of its values. */
+static __global__ void finalize_kernel(const uint16_t *y, const int *row, const float *weight, int n_used,
+                                       int hidden, size_t capacity, float *out)
+{
+    row += (size_t)blockIdx.x * n_used;
+    weight += (size_t)blockIdx.x * n_used;
+    out += (size_t)blockIdx.x * hidden;
+    for (int chunk = threadIdx.x; chunk < hidden / 8; chunk += blockDim.x) {
+        float sum[8] = {};
+        const uint4 *from = (const uint4 *)(y + (size_t)(chunk / 8) * capacity * 64);
+#pragma unroll 8
+        for (int j = 0; j < n_used; j++) {
+            const int r = row[j];
+            if (r >= 0)
+                add(sum, weight[j], __ldcs(from + (size_t)r * 8 + ((chunk & 7) ^ (r & 7))));
+        }
+        float4 *to = (float4 *)(out + 8 * chunk);
+        to[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        to[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    }
+}
+
+static const char *why(cudaError_t e)
+{
+    return e == cudaSuccess ? nullptr : cudaGetErrorString(e);
+}
+
+static const char *product(const struct cuda_moe *m, const prefill_scratch &s, int which, cudaStream_t stream)
+{
+    prefill_gemm p = {};
+    const bool pair = which == 0;
+    const int rows = pair ? 2 * m->inner : m->hidden, K = pair ? m->hidden : m->inner;
+    p.weight = pair ? m->gate_up : m->down;
+    p.scale = pair ? m->gate_scale : m->down_scale;
+    p.scale_2 = pair ? m->up_scale : nullptr;
+    p.x = pair ? s.x : s.h;
+    p.out = pair ? s.h : s.y;
+    p.tile = s.tile;
+    p.n_tile = s.n_tile;
+    p.n_unit = rows / CUDA_UNIT_ROWS;
+    p.n_k = K / CUDA_UNIT_K;
+    p.n_out = (pair ? m->inner : m->hidden) / 64;
+    p.expert_bytes = (size_t)p.n_unit * p.n_k * CUDA_UNIT_BYTES;
+    p.capacity = s.capacity;
+    auto kernel = pair ? prefill_gemm_kernel<true> : prefill_gemm_kernel<false>;
+    int device = 0, n_sm = 0, major = 0;
+    cudaError_t e = cudaGetDevice(&device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (e == cudaSuccess && major != 9)
+        return "the prefill kernel uses wgmma: it needs compute capability 9.0";
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, PREFILL_SMEM);
+    if (e != cudaSuccess)
+        return why(e);
+    kernel<<<n_sm, PREFILL_THREADS, PREFILL_SMEM, stream>>>(p);
+    return why(cudaGetLastError());
+}
+
+const char *prefill_product(const struct cuda_moe *m, void *scratch, int which, cudaStream_t stream)
+{
+    return product(m, layout(m, scratch), which, stream);
+}
+
+const char *prefill_check(const struct cuda_moe *m)
+{
+    if (m->n_row < 1 || m->n_used < 1 || m->n_row > MAX_SLOTS / m->n_used)
+        return "prefill: tokens x experts a token not in 1 to 2^24";
+    if (m->n_expert < 1 || m->n_expert > CUDA_EXPERTS_MAX)
+        return "prefill: number of experts not in 1 to 512";
+    if (m->hidden < 64 || m->inner < 64 || m->hidden > MAX_WIDTH || m->inner > MAX_WIDTH || m->hidden % 64 ||
+        m->inner % 64)
+        return "prefill: hidden or inner size not a multiple of 64 in 64 to 65536";
+    return nullptr;
+}
+
+const char *prefill_start(const struct cuda_moe *m, void *scratch, cudaStream_t stream)
+{
+    const char *e = prefill_check(m);
+    if (e)
+        return e;
+    const prefill_scratch s = layout(m, scratch);
+    const int S = s.n_slot, E = m->n_expert;
+    count_kernel<<<s.n_chunk, 128, 0, stream>>>(m->id, S, E, s.count);
+    plan_kernel<<<1, CUDA_EXPERTS_MAX, 0, stream>>>(s.n_chunk, E, s.count, s.first, s.tile, s.n_tile);
+    place_kernel<<<s.n_chunk, 32, 0, stream>>>(m->id, S, E, s.count, s.first, s.row);
+    gather_kernel<<<m->n_row, 128, 0, stream>>>(m->x, s.row, m->n_used, m->hidden, s.capacity, s.x);
+    e = product(m, s, 0, stream);
+    if (!e)
+        e = product(m, s, 1, stream);
+    if (e)
+        return e;
+    finalize_kernel<<<m->n_row, 128, 0, stream>>>(s.y, s.row, m->weight, m->n_used, m->hidden, s.capacity,
+                                                  m->out);
+    return why(cudaGetLastError());
+}

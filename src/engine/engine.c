@@ -9,10 +9,16 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/inbox.h"
+#include "engine/pulse.h"
+
+#define IDLE_LOOK_MS    100
+#define CONTROL_LOOK_MS 10 /* while a call waits for requests to finish, or for its deadline */
 
 struct engine {
     struct step step;
     struct inbox inbox;
+    struct pulse pulse;
+    struct control control;
     struct bell bell; /* rings for the engine's thread */
     pthread_t thread;
     pthread_mutex_t stop_lock; /* only engine_stop's: one joins, the others wait for it */
@@ -32,10 +38,26 @@ static void settle_live(struct engine *e, int *known)
         atomic_fetch_sub(&e->n_live, ended);
 }
 
-static void log_failure(const struct step *s)
+/* A step was run: whether it failed, for the log and for whoever asks after the engine's health. */
+static void note_step(struct engine *e, uint64_t *n_failed)
 {
-    char text[1200];
-    log_error("engine: step failed: %s", err_format(&s->error, text, sizeof(text)));
+    const struct step *s = &e->step;
+    bool failed = s->n_failed != *n_failed;
+    *n_failed = s->n_failed;
+    pulse_step(&e->pulse, clock_ns(), failed ? &s->error : NULL);
+    if (failed) {
+        char text[1200];
+        log_error("engine: step failed: %s", err_format(&s->error, text, sizeof(text)));
+    }
+}
+
+/* With nothing to do no step tells that a rank is gone. */
+static void look_after_ranks(struct engine *e)
+{
+    struct nyb_err err;
+    const struct runner *r = &e->step.runner;
+    if (r->status && r->status(r->self, &err) != NYB_OK)
+        pulse_step(&e->pulse, clock_ns(), &err);
 }
 
 static void *run(void *arg)
@@ -45,6 +67,7 @@ static void *run(void *arg)
     uint64_t n_failed = 0;
     for (;;) {
         unsigned seen = bell_look(&e->bell);
+        pulse_turn(&e->pulse, clock_ns());
         for (struct request *r; (r = inbox_pop(&e->inbox));) {
             step_add(&e->step, r);
             request_release(r); /* the inbox's share */
@@ -52,13 +75,17 @@ static void *run(void *arg)
         }
         if (atomic_load(&e->stopping))
             break;
+        control_serve(&e->control, &e->step);
         bool ran = step_run(&e->step);
+        if (ran)
+            note_step(e, &n_failed);
         settle_live(e, &known);
-        if (e->step.n_failed != n_failed)
-            log_failure(&e->step);
-        n_failed = e->step.n_failed;
-        if (!ran)
-            bell_wait(&e->bell, seen, -1);
+        if (ran)
+            continue;
+        pulse_sleep(&e->pulse);
+        int look_ms = e->step.runner.status ? IDLE_LOOK_MS : -1;
+        bell_wait(&e->bell, seen, control_waiting(&e->control) ? CONTROL_LOOK_MS : look_ms);
+        look_after_ranks(e);
     }
     while (atomic_load(&e->submitting) > 0)
         sched_yield();
@@ -67,11 +94,12 @@ static void *run(void *arg)
         request_release(r);
     }
     step_abort_all(&e->step);
+    control_close(&e->control);
     return NULL;
 }
 
 enum nyb_code engine_open(struct engine **out, const struct runner *runner, const struct step_options *o,
-                          struct nyb_err *err)
+                          int stuck_ms, struct nyb_err *err)
 {
     struct engine *e = mem_try_aligned(sizeof(*e));
     if (!e)
@@ -84,6 +112,8 @@ enum nyb_code engine_open(struct engine **out, const struct runner *runner, cons
         return code;
     }
     code = inbox_open(&e->inbox, (size_t)o->max_live, err);
+    pulse_open(&e->pulse, stuck_ms);
+    control_open(&e->control);
     pthread_mutex_init(&e->stop_lock, NULL);
     int failed = code == NYB_OK ? pthread_create(&e->thread, NULL, run, e) : 0;
     if (failed)
@@ -91,6 +121,9 @@ enum nyb_code engine_open(struct engine **out, const struct runner *runner, cons
     if (code != NYB_OK) {
         step_close(&e->step);
         inbox_close(&e->inbox);
+        pulse_close(&e->pulse);
+        control_free(&e->control);
+        pthread_mutex_destroy(&e->stop_lock);
         free(e);
         return code;
     }
@@ -107,6 +140,7 @@ void engine_stop(struct engine *e)
     if (!e->joined)
         pthread_join(e->thread, NULL);
     e->joined = true;
+    atomic_store(&e->pulse.stopped, true);
     pthread_mutex_unlock(&e->stop_lock);
 }
 
@@ -117,6 +151,8 @@ void engine_close(struct engine *e)
     engine_stop(e);
     step_close(&e->step);
     inbox_close(&e->inbox);
+    pulse_close(&e->pulse);
+    control_free(&e->control);
     pthread_mutex_destroy(&e->stop_lock);
     free(e);
 }
@@ -132,6 +168,7 @@ static enum nyb_code submit(struct engine *e, struct request *r, struct nyb_err 
     atomic_fetch_add(&r->owners, 1);
     bool pushed = inbox_push(&e->inbox, r);
     ASSERT(pushed); /* it has max_live places */
+    pulse_submit(&e->pulse, r->submitted_ns);
     bell_ring(&e->bell);
     return NYB_OK;
 }
@@ -171,4 +208,28 @@ void engine_stats(const struct engine *e, struct nyb_stats *out)
     };
     for (int i = 0; i < (int)COUNT_OF(out->finished); i++)
         out->finished[i] = load64(&t->finished[i]);
+    tally_read(&t->tokens, &out->step_tokens);
+    tally_read(&t->seconds, &out->step_seconds);
+}
+
+void engine_health(struct engine *e, struct nyb_health *out)
+{
+    int stalled = atomic_load_explicit(&e->step.stats.stalled, memory_order_relaxed);
+    bool paused = atomic_load(&e->step.paused) || atomic_load(&e->step.held);
+    pulse_read(&e->pulse, clock_ns(), atomic_load(&e->n_live) > stalled, paused, out);
+}
+
+enum nyb_code engine_call(struct engine *e, struct control_op *op, struct nyb_err *err)
+{
+    return control_call(&e->control, op, &e->bell, err);
+}
+
+bool engine_is_paused(const struct engine *e)
+{
+    return atomic_load(&e->step.paused);
+}
+
+bool engine_is_stopping(const struct engine *e)
+{
+    return atomic_load(&e->stopping);
 }

@@ -1,4 +1,5 @@
 #include "engine/instance.h"
+#include "engine/ranks.h"
 
 #include <stdlib.h>
 
@@ -7,6 +8,7 @@
 #include "base/mem.h"
 #include "base/sysmem.h"
 #include "checkpoint/checkpoint.h"
+#include "kernels/kv.h"
 #include "model/model.h"
 
 _Static_assert((int)NYB_LOAD_DUMMY == (int)LOAD_DUMMY, "same order");
@@ -33,6 +35,9 @@ void nyb_options_init(struct nyb_options *o)
                               .max_waiting = 1024,
                               .max_logprobs = 20,
                               .prefix_cache = true,
+                              .tensor_parallel_size = 1,
+                              .allreduce_fusion = true,
+                              .stuck_ms = 300000,
                               .dummy_seed = 1};
 }
 
@@ -48,6 +53,8 @@ static enum nyb_code check_options(const struct nyb_options *o, struct nyb_err *
         {"max_num_batched_tokens", o->max_num_batched_tokens, o->max_num_seqs, 1 << 20},
         {"max_waiting", o->max_waiting, 0, 1 << 20},
         {"max_logprobs", o->max_logprobs, 0, 1000},
+        {"stuck_ms", o->stuck_ms, 1, INT32_MAX},
+        {"tensor_parallel_size", o->tensor_parallel_size, 0, COMM_RANK_MAX},
         {"load_format", (int)o->load_format, NYB_LOAD_AUTO, NYB_LOAD_DUMMY},
         {"compute", (int)o->compute, NYB_COMPUTE_BF16, NYB_COMPUTE_W4A4},
         {"kv_dtype", (int)o->kv_dtype, NYB_KV_AUTO, NYB_KV_FP8},
@@ -101,8 +108,9 @@ static enum nyb_code size_cache(const struct nyb_engine *e, const struct nyb_opt
     }
     *n_block = (int)n;
     *max_len = (int)len;
-    log_info("KV cache: %d blocks of %d tokens, %.1f MiB%s; context %d tokens", *n_block, KV_BLOCK,
-             MIB(n * block_bytes), o->kv_cache_bytes ? " as asked" : "", *max_len);
+    log_info("KV cache: %d blocks of %d tokens in %s, %.1f MiB%s; context %d tokens", *n_block, KV_BLOCK,
+             kv_type_name(model_kv_type(e->model)), MIB(n * block_bytes),
+             o->kv_cache_bytes ? " as asked" : "", *max_len);
     return NYB_OK;
 }
 
@@ -152,6 +160,10 @@ static void fill_info(struct nyb_engine *e, const struct nyb_options *o, int n_b
                                 .kv_block_tokens = KV_BLOCK,
                                 .kv_bytes = (uint64_t)n_block * model_kv_block_bytes(e->model),
                                 .weight_bytes = model_weight_bytes(e->model),
+                                .kv_dtype = (enum nyb_kv_dtype)model_kv_type(e->model),
+                                .n_layer = model_config(e->model)->n_layer,
+                                .n_expert = model_config(e->model)->moe.n_expert,
+                                .experts_per_token = model_config(e->model)->moe.top_k,
                                 .has_chat_template = e->chat != NULL,
                                 .temperature = c->temperature,
                                 .top_p = c->top_p,
@@ -165,14 +177,25 @@ static void fill_info(struct nyb_engine *e, const struct nyb_options *o, int n_b
 static enum nyb_code open_parts(struct nyb_engine *e, const struct nyb_options *o, struct nyb_err *err)
 {
     TRY(ckpt_resolve(&e->folder, o->model, err));
+    e->live = mem_alloc(1, sizeof(*e->live));
+    TRY(live_open(e->live, e->folder, o->weight_version, err));
     TRY(open_text(e, o, err)); /* small and often at fault: before the weights */
+    struct comm *comm = ranks_comm(o->ranks);
     const struct model_options mo = {.folder = e->folder,
                                      .load_format = (enum load_format)o->load_format,
                                      .dummy_seed = o->dummy_seed,
                                      .compute = (enum compute)o->compute,
                                      .n_thread = o->threads,
-                                     .kv_type = (int)o->kv_dtype,
+                                     .kv_type =
+                                         o->kv_dtype == NYB_KV_AUTO ? MODEL_KV_DECLARED : (int)o->kv_dtype,
                                      .max_model_len = o->max_model_len,
+                                     .comm = comm,
+                                     .expert_parallel = o->expert_parallel,
+                                     .no_fusion = !o->allreduce_fusion,
+                                     .overlap = {.mode = o->two_batch_overlap ? OVERLAP_AUTO : OVERLAP_OFF,
+                                                 .prefill_min = o->tbo_prefill_min,
+                                                 .decode_min = o->tbo_decode_min},
+                                     .fusion_max_tokens = o->fusion_max_tokens,
                                      .progress = o->progress,
                                      .progress_arg = o->progress_arg};
     TRY(model_open(&e->model, &mo, err));
@@ -180,6 +203,8 @@ static enum nyb_code open_parts(struct nyb_engine *e, const struct nyb_options *
     TRY(size_cache(e, o, &n_block, &max_len, err));
     read_generation(e, o, max_len);
     fill_info(e, o, n_block);
+    if (e->tokenizer)
+        e->constraints = constraint_cache_open(e->tokenizer, e->defaults.vocab);
     struct runner runner;
     runner_from_model(&runner, e->model);
     const struct step_options so = {.max_num_seqs = o->max_num_seqs,
@@ -188,14 +213,19 @@ static enum nyb_code open_parts(struct nyb_engine *e, const struct nyb_options *
                                     .max_live = o->max_num_seqs + o->max_waiting,
                                     .max_logprobs = o->max_logprobs,
                                     .n_block = n_block,
-                                    .prefix_cache = o->prefix_cache};
-    return engine_open(&e->engine, &runner, &so, err);
+                                    .prefix_cache = o->prefix_cache,
+                                    .n_rank = o->expert_parallel ? model_ranks(e->model) : 1,
+                                    .weight_version = e->live->facts.version};
+    return engine_open(&e->engine, &runner, &so, o->stuck_ms, err);
 }
 
 enum nyb_code nyb_open(struct nyb_engine **out, const struct nyb_options *o, struct nyb_err *err)
 {
     *out = NULL;
     TRY(check_options(o, err));
+    if (!o->ranks && o->tensor_parallel_size > 1)
+        return err_at(err, NYB_E_ARG, "tensor_parallel_size", -1, "is %d: nyb_ranks_open comes first",
+                      o->tensor_parallel_size);
     struct nyb_engine *e = mem_alloc(1, sizeof(*e));
     enum nyb_code code = open_parts(e, o, err);
     if (code != NYB_OK) {
@@ -216,10 +246,14 @@ void nyb_close(struct nyb_engine *e)
     if (!e)
         return;
     engine_close(e->engine);
+    if (e->live)
+        live_close(e->live);
+    free(e->live);
     if (e->model)
         model_close(e->model);
     if (e->chat)
         chat_close(e->chat);
+    constraint_cache_close(e->constraints);
     if (e->tokenizer)
         tok_close(e->tokenizer);
     free(e->name);
@@ -238,4 +272,16 @@ const struct nyb_info *nyb_engine_info(const struct nyb_engine *e)
 void nyb_engine_stats(const struct nyb_engine *e, struct nyb_stats *s)
 {
     engine_stats(e->engine, s);
+}
+
+void nyb_engine_health(const struct nyb_engine *e, struct nyb_health *h)
+{
+    engine_health(e->engine, h);
+    h->weights_inconsistent = model_weights_inconsistent(e->model);
+    h->alive = h->alive && !h->weights_inconsistent;
+}
+
+bool nyb_expert_load(const struct nyb_engine *e, int layer, uint64_t *count)
+{
+    return model_expert_load(e->model, layer, count);
 }

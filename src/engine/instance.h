@@ -3,14 +3,18 @@
 #define NYB_ENGINE_INSTANCE_H
 
 #include "engine/engine.h"
+#include "engine/live.h"
+#include "model/update.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
 struct nyb_engine {
     struct engine *engine;
     struct model *model;
+    struct live *live;           /* of the weights; never NULL */
     struct tokenizer *tokenizer; /* NULL: a dummy model without tokenizer.json */
     struct chat_template *chat;  /* NULL: the checkpoint has none */
+    struct constraint_cache *constraints;
     struct params_context defaults;
     struct nyb_info info;
     char *name, *folder, *model_type, *quant;

@@ -184,6 +184,13 @@ void kv_chain_start(const struct kv_map *m, struct kv_chain *c)
         .hash = {m->generation, 0}, .id = m->generation | ROOT_BIT, .generation = m->generation};
 }
 
+void kv_chain_start_at(const struct kv_map *m, struct kv_chain *c, int rank)
+{
+    kv_chain_start(m, c);
+    c->hash[1] = (uint64_t)rank;
+    c->id ^= (uint64_t)rank << 48; /* below ROOT_BIT; generations do not get that far */
+}
+
 int kv_match_prefix(struct kv_map *m, struct kv_chain *c, const int32_t *tok, int n_tok, int32_t *block,
                     int max)
 {

@@ -33,6 +33,8 @@ void kv_close(struct kv_map *m);
 void kv_set_generation(struct kv_map *m, uint64_t generation);
 
 void kv_chain_start(const struct kv_map *m, struct kv_chain *c);
+/* Of a sequence whose blocks are on one of several ranks: it matches what was sealed there. */
+void kv_chain_start_at(const struct kv_map *m, struct kv_chain *c, int rank);
 
 /* Follow the chain through the cache along tok (n_tok). Writes the blocks found to block, at most max, and
  * returns their number. They come back referenced: the caller must kv_drop_block() each. */

@@ -173,6 +173,72 @@ static enum nyb_code resolve_lists(struct params *p, struct arena *a, const stru
     return NYB_OK;
 }
 
+static enum nyb_code copy_run(struct params_run *out, struct arena *a, const struct nyb_run *in,
+                              const char *name, int vocab, struct nyb_err *err)
+{
+    if (in->n < 1 || in->n > PARAMS_RUN_TOKEN_MAX)
+        return refuse_int(err, name, "runs of 1 to 1024 ids", in->n);
+    int32_t *tok = arena_alloc(a, (size_t)in->n, sizeof(*tok));
+    for (int i = 0; i < in->n; i++) {
+        TRY(check_token(name, in->token[i], vocab, err));
+        tok[i] = in->token[i];
+    }
+    *out = (struct params_run){tok, in->n};
+    return NYB_OK;
+}
+
+static enum nyb_code resolve_bad(struct params *p, struct arena *a, const struct nyb_sampling *in, int vocab,
+                                 struct nyb_err *err)
+{
+    if (in->n_bad_run < 0 || in->n_bad_run > PARAMS_BAD_RUN_MAX)
+        return refuse_int(err, "bad_words_token_ids", "at most 1024 runs of ids", in->n_bad_run);
+    size_t n = (size_t)in->n_bad_run + 2 * (size_t)in->n_bad_words;
+    p->bad = n ? arena_alloc(a, n, sizeof(*p->bad)) : NULL;
+    for (int i = 0; i < in->n_bad_run; i++)
+        TRY(copy_run(&p->bad[p->n_bad++], a, &in->bad_run[i], "bad_words_token_ids", vocab, err));
+    return NYB_OK;
+}
+
+static int compare_ids(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static enum nyb_code resolve_allowed(struct params *p, struct arena *a, const struct nyb_sampling *in,
+                                     int vocab, struct nyb_err *err)
+{
+    if (!in->allowed_token)
+        return NYB_OK;
+    if (in->n_allowed_token < 1)
+        return refuse_int(err, "allowed_token_ids", "at least one id", in->n_allowed_token);
+    p->n_allowed = in->n_allowed_token;
+    p->allowed = arena_alloc(a, (size_t)p->n_allowed, sizeof(*p->allowed));
+    for (int i = 0; i < p->n_allowed; i++) {
+        TRY(check_token("allowed_token_ids", in->allowed_token[i], vocab, err));
+        p->allowed[i] = in->allowed_token[i];
+    }
+    qsort(p->allowed, (size_t)p->n_allowed, sizeof(*p->allowed), compare_ids);
+    return NYB_OK;
+}
+
+static enum nyb_code resolve_think(struct params *p, struct arena *a, const struct nyb_sampling *in,
+                                   int vocab, struct nyb_err *err)
+{
+    static const char name[] = "reasoning_max_tokens";
+    const struct nyb_run open = {in->think_open, in->n_think_open};
+    const struct nyb_run close = {in->think_close, in->n_think_close};
+    p->think_max = -1;
+    if (in->think_max == NYB_UNSET)
+        return NYB_OK;
+    if (in->think_max < 1)
+        return refuse_int(err, name, "at least 1", in->think_max);
+    p->think_max = in->think_max;
+    if (open.n)
+        TRY(copy_run(&p->think_open, a, &open, name, vocab, err));
+    return copy_run(&p->think_close, a, &close, name, vocab, err);
+}
+
 enum nyb_code params_resolve(struct params *out, struct arena *a, const struct nyb_sampling *in,
                              const struct params_context *c, size_t n_prompt, struct nyb_err *err)
 {
@@ -194,7 +260,10 @@ enum nyb_code params_resolve(struct params *out, struct arena *a, const struct n
                            .n_eos = c->n_eos};
     TRY(resolve_doubles(out, in, c, err));
     TRY(resolve_ints(out, in, c, (int)(c->max_len - (int64_t)n_prompt), err));
-    return resolve_lists(out, a, in, c, err);
+    TRY(resolve_lists(out, a, in, c, err));
+    TRY(resolve_bad(out, a, in, c->vocab, err));
+    TRY(resolve_allowed(out, a, in, c->vocab, err));
+    return resolve_think(out, a, in, c->vocab, err);
 }
 
 static bool list_has(const int32_t *list, int n, int32_t token)
@@ -215,6 +284,23 @@ bool params_is_stop_token(const struct params *p, int32_t token)
     return list_has(p->stop_token, p->n_stop_token, token);
 }
 
+static bool has_run(const int32_t *tok, int n, const struct params_run *run)
+{
+    for (int i = 0; i + run->n <= n; i++)
+        if (!memcmp(tok + i, run->tok, (size_t)run->n * sizeof(*tok)))
+            return true;
+    return false;
+}
+
+int32_t params_forced_token(const struct params *p, const int32_t *out, int n_out)
+{
+    int at = n_out - p->think_max;
+    if (p->think_max < 0 || at < 0 || at >= p->think_close.n)
+        return -1;
+    bool reasons = p->think_open.n == 0 || has_run(out, p->think_max, &p->think_open);
+    return reasons && !has_run(out, p->think_max, &p->think_close) ? p->think_close.tok[at] : -1;
+}
+
 void nyb_sampling_init(struct nyb_sampling *s)
 {
     *s = (struct nyb_sampling){.temperature = NAN,
@@ -228,5 +314,6 @@ void nyb_sampling_init(struct nyb_sampling *s)
                                .min_tokens = NYB_UNSET,
                                .logprobs = NYB_UNSET,
                                .prompt_logprobs = NYB_UNSET,
+                               .think_max = NYB_UNSET,
                                .seed = -1};
 }

@@ -8,6 +8,8 @@
 #define PARAMS_STOP_MAX        4
 #define PARAMS_STOP_TOKEN_MAX  128
 #define PARAMS_BAD_WORDS_MAX   128
+#define PARAMS_BAD_RUN_MAX     1024
+#define PARAMS_RUN_TOKEN_MAX   1024 /* ids of one run */
 #define PARAMS_LOGIT_BIAS_MAX  4096
 #define PARAMS_GREEDY_BELOW    1e-5 /* temperature */
 #define PARAMS_TEMPERATURE_MIN 0.01
@@ -36,6 +38,10 @@ struct params {
     int n_bias;
     struct params_run *bad; /* (n_bad) */
     int n_bad;
+    int32_t *allowed; /* (n_allowed) rising; NULL: everything */
+    int n_allowed;
+    int think_max; /* -1: no limit */
+    struct params_run think_open, think_close;
     char **stop; /* (n_stop) */
     int n_stop;
 };
@@ -53,8 +59,8 @@ struct params_context {
 /* The defaults when a checkpoint says nothing. */
 void params_context_init(struct params_context *c);
 
-/* Check `in` for a prompt of n_prompt tokens and copy it to *out; lists live in the arena. Everything but
- * `bad`, which needs a tokenizer: the caller fills that. */
+/* Check `in` for a prompt of n_prompt tokens and copy it to *out; lists live in the arena. Of `bad` the runs
+ * of ids alone, with room for two more a word: words need a tokenizer, and the caller adds them. */
 enum nyb_code params_resolve(struct params *out, struct arena *a, const struct nyb_sampling *in,
                              const struct params_context *c, size_t n_prompt,
                              struct nyb_err *err) NYB_MUST_CHECK;
@@ -62,5 +68,7 @@ enum nyb_code params_resolve(struct params *out, struct arena *a, const struct n
 /* Whether this id ends an answer by itself. */
 bool params_is_eos(const struct params *p, int32_t token);
 bool params_is_stop_token(const struct params *p, int32_t token);
+/* The token that must follow these for the sake of think_max, or -1. out: (n_out) */
+int32_t params_forced_token(const struct params *p, const int32_t *out, int n_out);
 
 #endif

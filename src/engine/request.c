@@ -43,6 +43,11 @@ void request_release(struct request *r)
 {
     if (!r || atomic_fetch_sub(&r->owners, 1) > 1)
         return;
+    unsigned tail = atomic_load(&r->tail);
+    for (unsigned i = atomic_load(&r->head); i != tail; i++)
+        version_drop(r->ring[i % REQUEST_RING].version);
+    version_drop(r->first_version);
+    constraint_close(r->constraint);
     arena_free(&r->arena);
     free(r);
 }
@@ -67,6 +72,7 @@ void request_emit(struct request *r, const struct reply *reply, const struct nyb
     unsigned tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
     ASSERT(used(r) < REQUEST_RING);
     r->ring[tail % REQUEST_RING] = *reply;
+    version_share(reply->version);
     if (logprob) {
         size_t n = (size_t)(1 + r->p.n_logprob);
         memcpy(r->logprob + tail % REQUEST_RING * n, logprob, n * sizeof(*logprob));
@@ -102,6 +108,7 @@ static void call_engine(struct request *r)
 
 void request_pop(struct request *r)
 {
+    version_drop(r->ring[atomic_load_explicit(&r->head, memory_order_relaxed) % REQUEST_RING].version);
     atomic_fetch_add(&r->head, 1);
     if (atomic_load(&r->stalled) && used(r) <= REQUEST_RING / 2 && atomic_exchange(&r->stalled, false))
         call_engine(r);

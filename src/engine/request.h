@@ -12,6 +12,7 @@
 #include "engine/history.h"
 #include "engine/kv.h"
 #include "engine/params.h"
+#include "engine/version.h"
 
 /* Replies a reader may be behind. A request is scheduled only while two places are free: one for its next
  * token, one for an abort after it. */
@@ -23,6 +24,7 @@ struct reply {
     int32_t stop_token;
     int cached_tokens;
     uint64_t time_ns;
+    struct version *version; /* of the weights that made the token, or NULL; the ring shares it */
 };
 
 enum request_state { REQUEST_NEW, REQUEST_WAITING, REQUEST_RUNNING, REQUEST_PARKED, REQUEST_DONE };
@@ -30,6 +32,7 @@ enum request_state { REQUEST_NEW, REQUEST_WAITING, REQUEST_RUNNING, REQUEST_PARK
 struct request {
     struct arena arena;
     struct params p;
+    const char *id;      /* the caller's name for it, or NULL */
     int64_t key;         /* smaller goes first: time of arrival in us, moved by the priority */
     int n_prompt, n_max; /* n_max: prompt + max_tokens */
     int32_t *tok;        /* (n_max) prompt, then the answer; the prompt is read-only and shared */
@@ -42,12 +45,16 @@ struct request {
     int n_computed;  /* of them, whose K and V are in `block`                              */
     int n_block, n_sealed;
     int32_t *block; /* (n_max / KV_BLOCK, rounded up) */
+    int home;       /* rank that has the blocks */
     struct kv_chain chain;
     int n_cached; /* prompt tokens that the prefix cache gave at the first admission; -1 before */
     int row;      /* in this step's plan, or -1 */
 
+    struct version *first_version; /* that computed its first token; shared once a reply came */
+
     /* ---- the sampler's */
-    struct history *history; /* or NULL */
+    struct history *history;       /* or NULL */
+    struct constraint *constraint; /* or NULL; the request's own */
     struct nyb_logprob
         *prompt_logprob; /* (n_prompt, 1 + n_prompt_logprob), or NULL; shared once a reply came */
     int n_scored;        /* prompt tokens whose logprob is known; the first has none */

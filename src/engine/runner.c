@@ -12,11 +12,17 @@ static enum nyb_code forward(void *self, const struct batch *b, float *logits, s
     return model_forward(self, b, logits, NULL, err);
 }
 
+static enum nyb_code status(void *self, struct nyb_err *err)
+{
+    return model_status(self, err);
+}
+
 void runner_from_model(struct runner *out, struct model *m)
 {
     *out = (struct runner){.self = m,
                            .vocab = model_config(m)->vocab,
                            .pool = model_pool(m),
                            .reserve = reserve,
-                           .forward = forward};
+                           .forward = forward,
+                           .status = model_ranks(m) > 1 ? status : NULL};
 }

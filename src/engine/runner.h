@@ -14,6 +14,8 @@ struct runner {
     enum nyb_code (*reserve)(void *self, int n_block, struct nyb_err *err);
     /* One step: logits (batch->n_out, vocab). */
     enum nyb_code (*forward)(void *self, const struct batch *b, float *logits, struct nyb_err *err);
+    /* Whether it can still do so: asked now and then while there is nothing to do. NULL: always. */
+    enum nyb_code (*status)(void *self, struct nyb_err *err);
 };
 
 struct model;

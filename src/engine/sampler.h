@@ -1,14 +1,20 @@
 /* From logits to a token.
  *
- * Order, as vLLM has it: logprobs of the raw logits; bad words; logit_bias; min_tokens; penalties; then
- * greedy, or temperature, min_p, top_k, top_p and one draw. Ties go to the lowest id everywhere. The draw
- * uses one uniform number that depends on the seed and the position in the answer alone (rng.h).
+ * Order, as vLLM has it: logprobs of the raw logits; the constraint; allowed tokens; bad words; logit_bias;
+ * min_tokens; penalties; then greedy, or temperature, min_p, top_k, top_p and one draw. Ties go to the lowest
+ * id everywhere. The draw uses one uniform number that depends on the seed and the position in the answer
+ * alone (rng.h).
  *
- * No step sorts the vocabulary: top_k keeps a heap of k, top_p finds its threshold by radix selection over
- * the bits of the probabilities. */
+ * No step sorts the vocabulary: top_k keeps a heap of k, top_p finds its threshold by bisection (nucleus.h).
+ *
+ * Every pass over the row is compiled for each CPU level from one source whose 16 running sums do not depend
+ * on the width of the vectors (sampler_lanes.h): a row's token and logprobs are the same, bit for bit, on
+ * every level, for any number of threads and in any batch. */
 #ifndef NYB_ENGINE_SAMPLER_H
 #define NYB_ENGINE_SAMPLER_H
 
+#include "base/cpu.h"
+#include "engine/constraint.h"
 #include "engine/history.h"
 #include "engine/params.h"
 
@@ -18,12 +24,16 @@ struct sampler;
 enum nyb_code sampler_open(struct sampler **out, int vocab, int n_worker, struct nyb_err *err) NYB_MUST_CHECK;
 void sampler_close(struct sampler *s);
 
+/* The passes of another level than cpu_level(), at most cpu_detect(): for tests. */
+void sampler_use(struct sampler *s, enum cpu_level level);
+
 struct sampler_input {
     const struct params *p;
     const struct history *history; /* NULL where no penalty is on */
     const int32_t *out;            /* (n_out) the answer so far   */
     int n_out;
-    float *logits; /* (vocab) overwritten */
+    float *logits;                 /* (vocab) overwritten */
+    struct constraint *constraint; /* NULL: none */
 };
 
 /* Whether these parameters need a history. */

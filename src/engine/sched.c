@@ -41,10 +41,11 @@ enum nyb_code sched_open(struct sched *s, const struct sched_limits *limit, stru
         .slot = mem_try_alloc(n_tok, sizeof(int32_t)),
         .seq_start = mem_try_alloc(n_seq + 1, sizeof(int32_t)),
         .block_table = mem_try_alloc(n_seq * (size_t)blocks_for(limit->max_len), sizeof(int32_t)),
+        .home = mem_try_alloc(n_seq, sizeof(int32_t)),
         .out_row = mem_try_alloc(n_seq + (size_t)limit->max_score_rows, sizeof(int32_t)),
     };
     if (s->waiting && s->running && s->parked && s->row && s->tok && s->pos && s->slot && s->seq_start &&
-        s->block_table && s->out_row)
+        s->block_table && s->out_row && s->home)
         return NYB_OK;
     sched_close(s);
     return err_set(err, NYB_E_MEMORY, "no memory for a scheduler of %d sequences with %d tokens",
@@ -63,6 +64,7 @@ void sched_close(struct sched *s)
     free(s->seq_start);
     free(s->block_table);
     free(s->out_row);
+    free(s->home);
     *s = (struct sched){0};
 }
 
@@ -294,11 +296,46 @@ static void plan_prefills(struct sched *s)
     }
 }
 
+/* Where a sequence that runs counts as so many rows still to be computed. */
+#define RUNNING_ROWS 16
+
+/* Rows that a rank has before it, those of r included, if r lived there. */
+static int rows_at(struct sched *s, struct request *r, int rank)
+{
+    int rows = r->n_tok;
+    for (int i = 0; i < s->n_running; i++)
+        if (s->running[i]->home == rank)
+            rows += needs(s->running[i]) + RUNNING_ROWS;
+    struct kv_chain chain;
+    kv_chain_start_at(s->kv, &chain, rank);
+    int n = is_scoring(r)
+                ? 0
+                : kv_match_prefix(s->kv, &chain, r->tok, r->n_tok - 1, r->block, blocks_for(r->n_max));
+    for (int i = n - 1; i >= 0; i--)
+        kv_drop_block(s->kv, r->block[i]);
+    return rows - n * KV_BLOCK;
+}
+
+/* The rank with the least to do, what it need not compute of r's beginning subtracted. */
+static int choose_home(struct sched *s, struct request *r)
+{
+    int best = 0, least = 0;
+    for (int rank = 0; rank < s->limit.n_rank && s->limit.n_rank > 1; rank++) {
+        int rows = rows_at(s, r, rank);
+        if (rank == 0 || rows < least) {
+            best = rank;
+            least = rows;
+        }
+    }
+    return best;
+}
+
 /* The blocks that the prefix cache has for it. At least one token is left to compute, for its logits. */
 static void match_prefix(struct sched *s, struct request *r)
 {
     ASSERT(r->n_block == 0 && r->n_computed == 0);
-    kv_chain_start(s->kv, &r->chain);
+    r->home = choose_home(s, r);
+    kv_chain_start_at(s->kv, &r->chain, r->home);
     if (!is_scoring(r))
         r->n_block = kv_match_prefix(s->kv, &r->chain, r->tok, r->n_tok - 1, r->block, blocks_for(r->n_max));
     r->n_sealed = r->n_block;
@@ -315,10 +352,29 @@ static bool make_room(struct sched *s, const struct request *r)
     return want <= kv_free_count(s->kv);
 }
 
+bool sched_has_started(const struct request *r)
+{
+    return r->n_cached >= 0;
+}
+
+/* The first in order of those who may start, or NULL. */
+static struct request *next_waiting(const struct sched *s)
+{
+    if (!s->only_started)
+        return s->waiting[0];
+    struct request *first = NULL;
+    for (int i = 0; i < s->n_waiting; i++)
+        if (sched_has_started(s->waiting[i]) && (!first || is_before(s->waiting[i], first)))
+            first = s->waiting[i];
+    return first;
+}
+
 /* Let the first of the waiting run. False: nobody can start in this step. */
 static bool admit(struct sched *s)
 {
-    struct request *r = s->waiting[0];
+    struct request *r = next_waiting(s);
+    if (!r)
+        return false;
     waiting_remove(s, r);
     if (!request_has_room(r)) {
         parked_add(s, r);
@@ -411,6 +467,7 @@ static void write_batch(struct sched *s, struct batch *b)
     for (int i = 0; i < s->n_row; i++) {
         const struct request *r = s->row[i].r;
         s->seq_start[i] = n_tok;
+        s->home[i] = r->home;
         write_row(s, &s->row[i], n_tok, &n_out);
         n_tok += s->row[i].n_tok;
         int32_t *table = s->block_table + (size_t)i * (size_t)n_block_max;
@@ -430,7 +487,8 @@ static void write_batch(struct sched *s, struct batch *b)
                         .slot = s->slot,
                         .seq_start = s->seq_start,
                         .block_table = s->block_table,
-                        .out_row = s->out_row};
+                        .out_row = s->out_row,
+                        .home = s->limit.n_rank > 1 ? s->home : NULL};
 }
 
 /* ---- exported -------------------------------------------------------------------------------------- */
@@ -489,6 +547,22 @@ void sched_commit(struct sched *s)
         for (; (r->n_sealed + 1) * KV_BLOCK <= r->n_computed; r->n_sealed++)
             r->block[r->n_sealed] =
                 kv_seal_block(s->kv, &r->chain, r->block[r->n_sealed], r->tok + r->n_sealed * KV_BLOCK);
+    }
+}
+
+void sched_retract_all(struct sched *s)
+{
+    for (int i = 0; i < s->n_parked; i++)
+        drop_blocks(s, s->parked[i]);
+    for (int i = 0; i < s->n_waiting; i++)
+        drop_blocks(s, s->waiting[i]);
+    s->n_holder = 0;
+    while (s->n_running > 0) {
+        struct request *r = s->running[s->n_running - 1];
+        plan_remove(s, r);
+        running_remove(s, r);
+        drop_blocks(s, r);
+        waiting_add(s, r);
     }
 }
 

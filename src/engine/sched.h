@@ -21,6 +21,7 @@ struct sched_limits {
     int max_num_batched_tokens; /* tokens a step; at least max_num_seqs                     */
     int max_len;                /* prompt + answer of one request                           */
     int max_live;               /* requests in all                                          */
+    int n_rank;                 /* ranks that sequences are shared out over; <= 1: nobody asks */
     int max_score_rows;         /* prompt tokens a step whose logprobs are wanted; at least 1 */
 };
 
@@ -43,11 +44,12 @@ struct sched {
     struct sched_row *row; /* (max_num_seqs) this step's plan */
     int n_row;
     uint64_t n_preemption, prefix_queries, prefix_hits; /* the last two in tokens */
+    bool only_started; /* who has not begun yet waits: the weights are about to change */
     /* private: the plan's budget, and the storage behind struct batch */
     uint64_t next_number;
     int tokens_left, score_left;
     bool preempted;
-    int32_t *tok, *pos, *slot, *seq_start, *block_table, *out_row;
+    int32_t *tok, *pos, *slot, *seq_start, *block_table, *out_row, *home;
 };
 
 /* kv must hold max_len tokens; it stays the caller's. */
@@ -64,6 +66,11 @@ void sched_remove(struct sched *s, struct request *r);
 bool sched_plan(struct sched *s, struct batch *b);
 /* The step was run: its tokens are computed now, full blocks are sealed. */
 void sched_commit(struct sched *s);
+
+/* Whether a request has taken part in a step. */
+bool sched_has_started(const struct request *r);
+/* Between two steps: drop the blocks of all; who ran waits in its old place and is computed anew. */
+void sched_retract_all(struct sched *s);
 
 /* Walk everything and abort where an invariant is broken. For tests. */
 void sched_check(const struct sched *s);

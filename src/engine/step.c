@@ -6,11 +6,14 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-/* Prompt tokens scored a step: bounded by the memory that their logits take. */
+/* Logits of scored prompts. The pages come with the first request that wants some. */
+#define SCORE_BYTES ((int64_t)256 << 20)
+
+/* Prompt tokens scored a step: all of it, unless their logits would take too much memory. */
 static int score_rows(int vocab, int max_tokens)
 {
-    int64_t rows = ((int64_t)32 << 20) / ((int64_t)vocab * (int64_t)sizeof(float));
-    rows = rows < 16 ? 16 : rows > 256 ? 256 : rows;
+    int64_t rows = SCORE_BYTES / ((int64_t)vocab * (int64_t)sizeof(float));
+    rows = rows < 16 ? 16 : rows;
     return (int)(rows > max_tokens ? max_tokens : rows);
 }
 
@@ -21,8 +24,10 @@ static enum nyb_code allocate(struct step *s, int n_out, struct nyb_err *err)
         s->logits = mem_try_aligned(bytes);
     s->live = mem_try_alloc((size_t)s->option.max_live, sizeof(struct request *));
     s->sampled = mem_try_alloc(n_seq, sizeof(*s->sampled));
+    s->unscorable = mem_try_alloc(n_seq, sizeof(*s->unscorable));
+    s->out_owner = mem_try_alloc((size_t)n_out, sizeof(*s->out_owner));
     s->logprob = mem_try_alloc(n_seq * (size_t)(1 + s->option.max_logprobs), sizeof(*s->logprob));
-    if (s->logits && s->live && s->sampled && s->logprob)
+    if (s->logits && s->live && s->sampled && s->unscorable && s->out_owner && s->logprob)
         return NYB_OK;
     return err_set(err, NYB_E_MEMORY, "no memory for the logits of %d sequences: %zu bytes", n_out, bytes);
 }
@@ -33,11 +38,15 @@ enum nyb_code step_open(struct step *s, const struct runner *runner, const struc
     memset(s, 0, sizeof(*s));
     s->runner = *runner;
     s->option = *o;
+    s->version = o->weight_version ? version_new(0, o->weight_version) : NULL;
+    tally_init_tokens(&s->stats.tokens);
+    tally_init_seconds(&s->stats.seconds);
     int n_score = score_rows(runner->vocab, o->max_num_batched_tokens);
     const struct sched_limits limit = {.max_num_seqs = o->max_num_seqs,
                                        .max_num_batched_tokens = o->max_num_batched_tokens,
                                        .max_len = o->max_len,
                                        .max_live = o->max_live,
+                                       .n_rank = o->n_rank,
                                        .max_score_rows = n_score};
     int n_worker = runner->pool ? pool_size(runner->pool) : 1;
     enum nyb_code code = runner->reserve(runner->self, o->n_block, err);
@@ -60,9 +69,12 @@ void step_close(struct step *s)
     sched_close(&s->sched);
     kv_close(s->kv);
     sampler_close(s->sampler);
+    version_drop(s->version);
     free(s->live);
     free(s->logits);
     free(s->sampled);
+    free(s->unscorable);
+    free(s->out_owner);
     free(s->logprob);
     memset(s, 0, sizeof(*s));
 }
@@ -121,6 +133,54 @@ void step_abort_all(struct step *s)
         end_without_token(s, s->live[s->n_live - 1], NYB_FINISH_ABORT);
 }
 
+int step_abort_id(struct step *s, const char *id)
+{
+    int n = 0;
+    for (int i = s->n_live - 1; i >= 0; i--) /* the last one takes the place of what ends */
+        if (s->live[i]->id && !strcmp(s->live[i]->id, id)) {
+            end_without_token(s, s->live[i], NYB_FINISH_ABORT);
+            n++;
+        }
+    return n;
+}
+
+/* ---- other weights ----------------------------------------------------------------------------------- */
+
+int step_started(const struct step *s)
+{
+    int n = 0;
+    for (int i = 0; i < s->n_live; i++)
+        n += sched_has_started(s->live[i]);
+    return n;
+}
+
+void step_flush_cache(struct step *s)
+{
+    kv_set_generation(s->kv, ++s->n_root);
+}
+
+void step_set_version(struct step *s, struct version *v)
+{
+    version_drop(s->version);
+    s->version = v;
+}
+
+void step_retract_all(struct step *s)
+{
+    sched_retract_all(&s->sched);
+    for (int i = 0; i < s->n_live; i++) {
+        struct request *r = s->live[i];
+        if (r->n_tok > r->n_prompt)
+            continue;
+        version_drop(r->first_version);
+        r->first_version = NULL;
+        if (r->prompt_logprob) /* scores of one prompt are by one set of weights */
+            r->n_scored = 1;
+    }
+}
+
+/* ---- attention --------------------------------------------------------------------------------------- */
+
 /* Readers have called: end what was cancelled, queue what has room again. */
 static void attend(struct step *s)
 {
@@ -149,38 +209,55 @@ static struct nyb_logprob *logprob_row(struct step *s, int row)
     return s->logprob + (size_t)row * (size_t)(1 + s->option.max_logprobs);
 }
 
-/* A pool item: everything that one row of the plan wants to know from its logits. */
-static void sample_item(void *arg, int item, int worker)
+static void score(struct step *s, int item, const struct sched_row *row, int i, int worker)
+{
+    struct request *r = row->r;
+    int at = r->n_scored + i, n = r->p.n_prompt_logprob;
+    if (!sampler_logprobs(s->sampler, worker, logits_row(s, row->out_first + i), r->tok[at], n,
+                          r->prompt_logprob + (size_t)at * (size_t)(1 + n)))
+        atomic_store_explicit(&s->unscorable[item], true, memory_order_relaxed);
+}
+
+/* A pool item: a row of logits, to score a token of a prompt or to sample the next one. */
+static void sample_item(void *arg, int out, int worker)
 {
     struct step *s = arg;
+    int item = s->out_owner[out];
     const struct sched_row *row = &s->sched.row[item];
-    struct request *r = row->r;
-    int n = r->p.n_prompt_logprob;
-    s->sampled[item] = row->sample ? 0 : -1;
-    for (int i = 0; i < row->n_score; i++) {
-        int at = r->n_scored + i;
-        if (!sampler_logprobs(s->sampler, worker, logits_row(s, row->out_first + i), r->tok[at], n,
-                              r->prompt_logprob + (size_t)at * (size_t)(1 + n)))
-            s->sampled[item] = -2;
-    }
-    if (!row->sample || s->sampled[item] < 0)
+    const struct request *r = row->r;
+    if (out - row->out_first < row->n_score) {
+        score(s, item, row, out - row->out_first, worker);
         return;
+    }
     const struct sampler_input in = {.p = &r->p,
                                      .history = r->history,
                                      .out = r->tok + r->n_prompt,
                                      .n_out = r->n_tok - r->n_prompt,
-                                     .logits = logits_row(s, row->out_first + row->n_score)};
+                                     .constraint = r->constraint,
+                                     .logits = logits_row(s, out)};
     int32_t token = sampler_row(s->sampler, worker, &in, logprob_row(s, item));
     s->sampled[item] = token >= 0 ? token : -2;
 }
 
+/* Into `sampled`: a token; -1: none is due; -2: the logits leave nothing to choose from. */
 static void sample(struct step *s)
 {
+    int n_out = 0;
+    for (int i = 0; i < s->sched.n_row; i++) {
+        const struct sched_row *row = &s->sched.row[i];
+        s->sampled[i] = -1;
+        atomic_store_explicit(&s->unscorable[i], false, memory_order_relaxed);
+        for (int k = 0; k < row->n_score + row->sample; k++)
+            s->out_owner[n_out++] = i;
+    }
     if (s->runner.pool)
-        pool_run(s->runner.pool, s->sched.n_row, sample_item, s);
+        pool_run(s->runner.pool, n_out, sample_item, s);
     else
-        for (int i = 0; i < s->sched.n_row; i++)
+        for (int i = 0; i < n_out; i++)
             sample_item(s, i, 0);
+    for (int i = 0; i < s->sched.n_row; i++)
+        if (atomic_load_explicit(&s->unscorable[i], memory_order_relaxed))
+            s->sampled[i] = -2;
 }
 
 /* ---- delivery -------------------------------------------------------------------------------------- */
@@ -191,9 +268,15 @@ static void deliver_token(struct step *s, struct request *r, int32_t token, cons
     r->tok[r->n_tok++] = token;
     if (r->history)
         history_add_output(r->history, token);
-    struct reply reply = {
-        .token = token, .stop_token = -1, .cached_tokens = cached_tokens(r), .time_ns = now};
-    bool may_end = r->n_tok - r->n_prompt >= r->p.min_tokens;
+    struct reply reply = {.token = token,
+                          .stop_token = -1,
+                          .cached_tokens = cached_tokens(r),
+                          .time_ns = now,
+                          .version = s->version};
+    bool may_end =
+        r->n_tok - r->n_prompt >= r->p.min_tokens || (r->constraint && constraint_is_over(r->constraint));
+    if (r->constraint)
+        constraint_take(r->constraint, &r->p, token);
     if (may_end && params_is_eos(&r->p, token)) {
         reply.finish = NYB_FINISH_STOP;
     } else if (may_end && params_is_stop_token(&r->p, token)) {
@@ -211,6 +294,23 @@ static void deliver_token(struct step *s, struct request *r, int32_t token, cons
         end(s, r, &reply, logprob);
 }
 
+/* No logit is finite: the model's fault, unless the request itself forbids tokens. */
+static void err_nothing_left(struct nyb_err *err, const struct request *r)
+{
+    const struct params *p = &r->p;
+    const char *name = p->allowed      ? "allowed_token_ids"
+                       : p->n_bad      ? "bad_words"
+                       : r->constraint ? "constraint"
+                                       : "min_tokens";
+    if (p->allowed || p->n_bad || p->min_tokens || r->constraint)
+        err_at(err, NYB_E_ARG, name, -1,
+               "%s leaves no token to choose from after %d tokens of the answer. (parameter=%s)", name,
+               r->n_tok - r->n_prompt, name);
+    else
+        err_set(err, NYB_E_INTERNAL, "the model's logits for token %d leave nothing to choose from",
+                r->n_tok);
+}
+
 static void deliver(struct step *s)
 {
     uint64_t now = clock_ns();
@@ -222,8 +322,7 @@ static void deliver(struct step *s)
             deliver_token(s, row.r, s->sampled[i], logprob_row(s, i), now);
         } else if (s->sampled[i] == -2) {
             struct nyb_err err;
-            err_set(&err, NYB_E_INTERNAL, "the model's logits for token %d leave nothing to choose from",
-                    row.r->n_tok);
+            err_nothing_left(&err, row.r);
             fail(s, row.r, &err);
         }
     }
@@ -242,6 +341,14 @@ static void publish(struct step *s)
     atomic_store_explicit(&t->prefix_hits, s->sched.prefix_hits, memory_order_relaxed);
 }
 
+/* The weights that compute a request's first token are the first of its answer. */
+static void note_versions(struct step *s)
+{
+    for (int i = 0; s->version && i < s->sched.n_row; i++)
+        if (!s->sched.row[i].r->first_version)
+            s->sched.row[i].r->first_version = version_share(s->version);
+}
+
 /* The forward pass failed: none of its rows can go on. */
 static void fail_batch(struct step *s, const struct nyb_err *err)
 {
@@ -254,20 +361,24 @@ static void fail_batch(struct step *s, const struct nyb_err *err)
 bool step_run(struct step *s)
 {
     struct batch b;
+    uint64_t begin = clock_ns();
     attend(s);
-    if (!sched_plan(&s->sched, &b)) {
+    if (atomic_load_explicit(&s->paused, memory_order_relaxed) || !sched_plan(&s->sched, &b)) {
         publish(s);
         return false;
     }
     struct nyb_err err = {.code = NYB_OK};
     if (s->runner.forward(s->runner.self, &b, b.n_out ? s->logits : NULL, &err) == NYB_OK) {
         sched_commit(&s->sched);
+        note_versions(s);
         sample(s);
         deliver(s);
     } else {
         fail_batch(s, &err);
     }
     atomic_fetch_add_explicit(&s->stats.steps, 1, memory_order_relaxed);
+    tally_add(&s->stats.tokens, b.n_tok);
+    tally_add(&s->stats.seconds, (double)(clock_ns() - begin) * 1e-9);
     publish(s);
     return true;
 }

@@ -8,6 +8,7 @@
 #include "engine/runner.h"
 #include "engine/sampler.h"
 #include "engine/sched.h"
+#include "engine/tally.h"
 
 struct step_options {
     int max_num_seqs, max_num_batched_tokens;
@@ -16,6 +17,8 @@ struct step_options {
     int max_logprobs;
     int n_block; /* of the KV cache; at least max_len's */
     bool prefix_cache;
+    int n_rank;                 /* ranks that sequences are shared out over; <= 1: one */
+    const char *weight_version; /* of the weights at the start; NULL: replies carry none */
 };
 
 /* What the thread tells others. Written by it alone. */
@@ -23,6 +26,7 @@ struct step_stats {
     atomic_int running, waiting, stalled, blocks_used;
     atomic_uint_fast64_t steps, preemptions, prompt_tokens, generation_tokens;
     atomic_uint_fast64_t prefix_queries, prefix_hits, finished[NYB_FINISH_COUNT];
+    struct tally tokens, seconds; /* of each step */
 };
 
 struct step {
@@ -35,12 +39,18 @@ struct step {
     int n_live;
     float *logits;               /* (max_num_seqs + score rows, vocab) */
     int32_t *sampled;            /* (max_num_seqs) */
+    atomic_bool *unscorable;     /* (max_num_seqs) a row of logits of a prompt has no finite one */
+    int32_t *out_owner;          /* (max_num_seqs + score rows) the plan's row of each row of logits */
     struct nyb_logprob *logprob; /* (max_num_seqs, 1 + max_logprobs) */
     atomic_uint attention;       /* readers count up: something was cancelled, or has room again */
     unsigned attention_seen;
     struct step_stats stats;
-    uint64_t n_failed;    /* steps whose forward pass failed */
-    struct nyb_err error; /* of the last of them */
+    struct version *version; /* of the weights now, or NULL */
+    uint64_t n_root;         /* of prefix caches: a new one for each flush and each change of the weights */
+    atomic_bool paused;      /* no steps: asked for */
+    atomic_bool held;        /* the weights are being changed right now */
+    uint64_t n_failed;       /* steps whose forward pass failed */
+    struct nyb_err error;    /* of the last of them */
 };
 
 /* Reserves the KV cache in the runner. */
@@ -55,5 +65,16 @@ void step_add(struct step *s, struct request *r);
 bool step_run(struct step *s);
 /* End all that is live. */
 void step_abort_all(struct step *s);
+/* End what has this id. Returns how many. */
+int step_abort_id(struct step *s, const char *id);
+/* Requests that have taken part in a step. */
+int step_started(const struct step *s);
+
+/* Nothing that is cached matches any more. Blocks that requests hold stay theirs. */
+void step_flush_cache(struct step *s);
+/* The runner computes with other weights from now on. Takes over the version. */
+void step_set_version(struct step *s, struct version *v);
+/* Drop all KV: what has begun is computed anew. Who has no token yet begins anew altogether. */
+void step_retract_all(struct step *s);
 
 #endif

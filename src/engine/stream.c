@@ -74,7 +74,6 @@ static enum nyb_code take_bad_words(const struct nyb_engine *e, struct request *
     if (!in || in->n_bad_words == 0)
         return NYB_OK;
     TRY(text_need_tokenizer(e, err));
-    r->p.bad = arena_alloc(&r->arena, 2 * (size_t)in->n_bad_words, sizeof(*r->p.bad));
     for (int i = 0; i < in->n_bad_words; i++)
         TRY(take_bad_word(e, r, in->bad_words[i], err));
     return NYB_OK;
@@ -101,10 +100,14 @@ static enum nyb_code submit_ids(struct nyb_engine *e, struct nyb_stream *s, cons
     TRY(check_prompt(e, id, n, err));
     TRY(params_resolve(&r->p, &r->arena, in->sampling, &e->defaults, n, err));
     TRY(take_bad_words(e, r, in->sampling, err));
+    TRY(constraint_open(&r->constraint, e->constraints, in->sampling, &r->p, err));
+    if (r->constraint)
+        r->p.ignore_eos = false; /* the end is part of the constraint */
     TRY(open_stop(s, e, err));
     if (!r->p.has_seed && getrandom(&r->p.seed, sizeof(r->p.seed), 0) != (ssize_t)sizeof(r->p.seed))
         r->p.seed = clock_ns() * 0x9e3779b97f4a7c15ull;
     request_prepare(r, id, (int)n, e->info.vocab_size);
+    r->id = in->id ? arena_strdup(&r->arena, in->id) : NULL;
     r->wake = in->wake;
     r->wake_arg = in->wake_arg;
     return engine_submit(e->engine, r, in->priority, err);
@@ -215,6 +218,8 @@ bool nyb_next(struct nyb_stream *s, struct nyb_event *ev, int timeout_ms)
                                        .completion_tokens = s->n_out,
                                        .cached_tokens = reply.cached_tokens},
                              .time_ns = reply.time_ns,
+                             .weight_version = reply.version ? reply.version->name : NULL,
+                             .first_weight_version = s->r->first_version ? s->r->first_version->name : NULL,
                              .error = reply.finish == NYB_FINISH_ERROR ? &s->r->error : NULL};
     buf_clear(&s->text);
     if (s->detok)

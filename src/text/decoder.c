@@ -386,6 +386,71 @@ void decoder_finish(struct decoder_state *s, struct buf *out)
     s->any = false;
 }
 
+/* One stage over a token alone. */
+static bool token_stage(const struct stage *g, struct buf *text, struct buf *out)
+{
+    char byte;
+    const char *from = text->data ? text->data : "", *end = from + text->len, *hit;
+    switch (g->kind) {
+    case BYTE_LEVEL:
+        if (!bytelevel_bytes(from, text->len, out))
+            buf_add(out, from, text->len);
+        return true;
+    case BYTE_FALLBACK:
+        if (fallback_byte(from, text->len, &byte))
+            buf_add_byte(out, byte);
+        else
+            buf_add(out, from, text->len);
+        return true;
+    case REPLACE:
+    case METASPACE:
+        while (from < end && (hit = memmem(from, (size_t)(end - from), g->from, g->from_len)) != NULL) {
+            buf_add(out, from, (size_t)(hit - from));
+            buf_add(out, g->kind == METASPACE ? " " : g->to, g->kind == METASPACE ? 1 : g->to_len);
+            from = hit + g->from_len;
+        }
+        buf_add(out, from, (size_t)(end - from));
+        return true;
+    case STRIP: /* behind Fuse it is the text's start that is stripped: decoder_strips */
+        for (size_t k = 0; !g->fused && k < g->start && begins(g, from, (size_t)(end - from)); k++)
+            from += g->from_len;
+        buf_add(out, from,
+                g->fused ? (size_t)(end - from) : without_tail(g, from, (size_t)(end - from), g->stop));
+        return !g->fused || (g->start <= 1 && g->stop == 0 && g->from_len == 1 && g->from[0] == ' ');
+    default: /* FUSE */
+        buf_add(out, from, text->len);
+        return true;
+    }
+}
+
+bool decoder_token_bytes(const struct decoder *d, const char *token, size_t len, struct buf *out)
+{
+    struct buf text = {0}, next = {0};
+    bool fine = !d->joins_with_space;
+    buf_add(&text, token, len);
+    for (size_t i = 0; i < d->n_stage && fine; i++) {
+        buf_clear(&next);
+        fine = token_stage(&d->stage[i], &text, &next);
+        struct buf swap = text;
+        text = next;
+        next = swap;
+    }
+    if (fine && text.len > 0)
+        buf_add(out, text.data, text.len);
+    buf_free(&text);
+    buf_free(&next);
+    return fine;
+}
+
+uint32_t decoder_strips(const struct decoder *d)
+{
+    for (size_t i = 0; i < d->n_stage; i++)
+        if ((d->stage[i].kind == STRIP && d->stage[i].fused && d->stage[i].start > 0) ||
+            (d->stage[i].kind == METASPACE && d->stage[i].drops_first))
+            return 1;
+    return 0;
+}
+
 void decoder_end(struct decoder_state *s)
 {
     for (size_t i = 0; i < SPEC_STEP_MAX; i++)

@@ -33,4 +33,10 @@ void decoder_push(struct decoder_state *s, const char *token, size_t len, struct
 void decoder_finish(struct decoder_state *s, struct buf *out); /* and begin anew */
 void decoder_end(struct decoder_state *s);
 
+/* Append what one token adds to a text in the middle of it, as bytes: parts of characters stay such. False
+ * where that depends on the tokens around it. */
+bool decoder_token_bytes(const struct decoder *d, const char *token, size_t len, struct buf *out);
+/* Spaces that are dropped from the start of a text: 0 or 1. */
+uint32_t decoder_strips(const struct decoder *d);
+
 #endif

@@ -11,6 +11,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #include "server/params_json.h"
 #include "server/request.h"
 #include "server/tool_choice.h"
+#include "text/chat_json.h"
 
 static void try_messages(json_t *body)
 {
@@ -51,7 +52,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct nyb_err err;
     int32_t *ids;
     size_t n;
-    json_t *body = json_loadb((const char *)data, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
+    json_t *body = NULL;
+    if (chat_json_parse(&body, (const char *)data, size, "body", &err) != NYB_OK) {
+        ASSERT(err.message[0]);
+        return 0;
+    }
     if (!json_is_object(body)) {
         json_decref(body);
         return 0;
@@ -61,6 +66,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (params_read(&s, body, &a, &err) == NYB_OK) {
         for (int i = 0; i < s.n_stop; i++)
             ASSERT(s.stop[i]);
+        for (int i = 0; i < s.n_bad_run; i++)
+            ASSERT(s.bad_run[i].n == 0 || s.bad_run[i].token);
+        ASSERT(s.n_allowed_token == 0 || s.allowed_token);
         try_common(body, &s);
     } else {
         ASSERT(err.where[0] && err.message[0] && err_http_status(err.code) == 400);

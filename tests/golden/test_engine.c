@@ -29,8 +29,8 @@ struct answer {
     enum nyb_finish finish;
 };
 
-static struct nyb_engine *open_engine(enum nyb_compute compute, int seqs, int tokens, uint64_t kv_bytes,
-                                      bool cache)
+static struct nyb_engine *open_engine_kv(enum nyb_compute compute, enum nyb_kv_dtype kv, int seqs, int tokens,
+                                         uint64_t kv_bytes, bool cache)
 {
     struct nyb_options o;
     struct nyb_engine *e;
@@ -38,6 +38,7 @@ static struct nyb_engine *open_engine(enum nyb_compute compute, int seqs, int to
     nyb_options_init(&o);
     o.model = MODEL;
     o.compute = compute;
+    o.kv_dtype = kv;
     o.threads = 2;
     o.max_model_len = 256;
     o.max_num_seqs = seqs;
@@ -47,6 +48,12 @@ static struct nyb_engine *open_engine(enum nyb_compute compute, int seqs, int to
     if (nyb_open(&e, &o, &err) != NYB_OK)
         fail_msg("%s: %s", err.where, err.message);
     return e;
+}
+
+static struct nyb_engine *open_engine(enum nyb_compute compute, int seqs, int tokens, uint64_t kv_bytes,
+                                      bool cache)
+{
+    return open_engine_kv(compute, NYB_KV_AUTO, seqs, tokens, kv_bytes, cache);
 }
 
 static struct nyb_stream *submit(struct nyb_engine *e, const int32_t *ids, size_t n, const char *text,
@@ -105,15 +112,15 @@ static void assert_all_blocks_come_free(struct nyb_engine *e)
     assert_int_equal(s.running + s.waiting + s.stalled, 0);
 }
 
-static void test_engine_batched_equals_alone(void **state)
+/* Alone with everything off; then eight at once in chunks, with far too few blocks and the prefix cache. */
+static void check_batched_equals_alone(enum nyb_kv_dtype kv)
 {
-    (void)state;
     static struct answer alone[N_REQUEST_MAX], batched[N_REQUEST_MAX];
     static struct nyb_stream *stream[N_REQUEST_MAX];
     const char *asked = getenv("NYBBLE_ENGINE_REQUESTS");
     int n = asked ? atoi(asked) : N_REQUEST;
     assert_true(n > 0 && n <= N_REQUEST_MAX);
-    struct nyb_engine *e = open_engine(NYB_COMPUTE_BF16, 1, 256, 0, false);
+    struct nyb_engine *e = open_engine_kv(NYB_COMPUTE_BF16, kv, 1, 256, 0, false);
     const struct nyb_info *info = nyb_engine_info(e);
     uint64_t block_bytes = info->kv_bytes / (uint64_t)info->kv_blocks;
     const int n_opening = (int)(sizeof(opening) / sizeof(opening[0]));
@@ -124,7 +131,7 @@ static void test_engine_batched_equals_alone(void **state)
     }
     nyb_close(e);
 
-    e = open_engine(NYB_COMPUTE_BF16, 8, 24, 18 * block_bytes, true); /* far too few blocks for eight */
+    e = open_engine_kv(NYB_COMPUTE_BF16, kv, 8, 24, 18 * block_bytes, true);
     for (int i = 0; i < n; i++) {
         struct nyb_sampling s = mixed(i);
         stream[i] = submit(e, NULL, 0, opening[i % n_opening], &s);
@@ -144,6 +151,18 @@ static void test_engine_batched_equals_alone(void **state)
                   (unsigned long long)stats.steps, (unsigned long long)stats.preemptions, cached);
     assert_true(stats.preemptions > 0 && cached > 0);
     nyb_close(e);
+}
+
+static void test_engine_batched_equals_alone(void **state)
+{
+    (void)state;
+    check_batched_equals_alone(NYB_KV_BF16);
+}
+
+static void test_engine_batched_equals_alone_over_fp8(void **state)
+{
+    (void)state;
+    check_batched_equals_alone(NYB_KV_FP8);
 }
 
 static void test_engine_greedy_equals_transformers(void **state)
@@ -254,6 +273,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_engine_batched_equals_alone),
+        cmocka_unit_test(test_engine_batched_equals_alone_over_fp8),
         cmocka_unit_test(test_engine_greedy_equals_transformers),
         cmocka_unit_test(test_engine_cancel_in_flight_frees_all_blocks),
         cmocka_unit_test(test_engine_second_turn_uses_the_prefix_cache),

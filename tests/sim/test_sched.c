@@ -236,7 +236,7 @@ static void run_readers(struct sim *s, bool draining)
 static void update_weights(struct sim *s)
 {
     s->fake.generation++;
-    kv_set_generation(s->step.kv, s->fake.generation);
+    step_flush_cache(&s->step);
     for (int i = 0; i < s->n_client; i++) {
         if (s->client[i].r->n_cached >= 0)
             s->client[i].checkable = false;
@@ -261,7 +261,7 @@ static void run_step(struct sim *s)
     long failed = s->n_failed;
     step_run(&s->step);
     s->n_failed = (long)atomic_load(&s->step.stats.finished[NYB_FINISH_ERROR]);
-    for (int i = 0; i < n && s->n_failed == failed; i++)
+    for (int i = 0; i < n && s->n_failed == failed && !atomic_load(&s->step.paused); i++)
         if (decoding[i].r->state == REQUEST_RUNNING)
             assert_int_equal(decoding[i].r->n_tok, decoding[i].n_tok + 1);
     s->n_preempt += (long)(d->n_preemption - before);
@@ -292,6 +292,20 @@ static void begin_episode(struct sim *s)
     assert_int_equal(step_open(&s->step, &r, &o, NULL), NYB_OK);
 }
 
+/* What comes from outside between two steps, and must change nobody's tokens. */
+static void disturb(struct sim *s)
+{
+    if (roll(s, 400) == 0)
+        step_retract_all(&s->step);
+    if (roll(s, 400) == 0)
+        step_flush_cache(&s->step);
+    if (s->step.sched.only_started ? roll(s, 30) == 0 : roll(s, 500) == 0)
+        s->step.sched.only_started = !s->step.sched.only_started;
+    bool paused = atomic_load(&s->step.paused);
+    if (paused ? roll(s, 10) == 0 : roll(s, 500) == 0)
+        atomic_store(&s->step.paused, !paused);
+}
+
 static void run_episode(struct sim *s)
 {
     begin_episode(s);
@@ -302,11 +316,14 @@ static void run_episode(struct sim *s)
             arrive(s);
         if (roll(s, 2000) == 0)
             update_weights(s);
+        disturb(s);
         run_step(s);
         run_readers(s, false);
         if (s->now % 16 == 0)
             sched_check(&s->step.sched);
     }
+    s->step.sched.only_started = false;
+    atomic_store(&s->step.paused, false);
     for (long limit = s->now + STARVED_STEPS; s->n_client > 0;) {
         assert_true(s->now < limit);
         run_step(s);
@@ -611,6 +628,39 @@ static void *run_reader(void *arg)
     return NULL;
 }
 
+static void meddle_step(struct step *s, void *arg)
+{
+    int turn = *(const int *)arg;
+    atomic_store(&s->paused, turn % 3 == 0);
+    if (turn % 3 == 1)
+        step_retract_all(s);
+    step_flush_cache(s);
+    step_set_version(s, version_new((uint64_t)turn, "meddled"));
+}
+
+static bool is_third_time(struct step *s, void *arg)
+{
+    (void)s, (void)arg;
+    static int n; /* the engine's thread alone asks */
+    return ++n % 3 == 0;
+}
+
+/* Pauses, retracts, flushes and renames while the readers read. */
+static void *run_meddler(void *arg)
+{
+    struct engine *e = arg;
+    struct nyb_health h;
+    for (int i = 0; i <= 300; i++) {
+        struct control_op op = {.run = meddle_step, .ready = i % 2 ? is_third_time : NULL, .arg = &i};
+        if (i == 300) /* do not leave it paused */
+            i = 301;
+        assert_int_equal(engine_call(e, &op, NULL), NYB_OK);
+        engine_health(e, &h);
+        assert_true(h.alive);
+    }
+    return NULL;
+}
+
 static void test_engine_thread_serves_many_readers(void **state)
 {
     (void)state;
@@ -621,9 +671,12 @@ static void test_engine_thread_serves_many_readers(void **state)
                                    .max_len = 150,
                                    .max_live = READERS + 2,
                                    .n_block = 16,
-                                   .prefix_cache = true};
+                                   .prefix_cache = true,
+                                   .weight_version = "first"};
     struct engine *e;
-    assert_int_equal(engine_open(&e, &runner, &o, NULL), NYB_OK);
+    assert_int_equal(engine_open(&e, &runner, &o, 60000, NULL), NYB_OK);
+    pthread_t meddler;
+    assert_int_equal(pthread_create(&meddler, NULL, run_meddler, e), 0);
     struct reader reader[READERS] = {0};
     for (int i = 0; i < READERS; i++) {
         reader[i].engine = e;
@@ -631,6 +684,7 @@ static void test_engine_thread_serves_many_readers(void **state)
         assert_int_equal(sampler_open(&reader[i].reference, FAKE_VOCAB, 1, NULL), NYB_OK);
         assert_int_equal(pthread_create(&reader[i].thread, NULL, run_reader, &reader[i]), 0);
     }
+    pthread_join(meddler, NULL);
     long abort_count = 0;
     for (int i = 0; i < READERS; i++) {
         pthread_join(reader[i].thread, NULL);
@@ -662,7 +716,7 @@ static void test_engine_stop_ends_what_runs_and_refuses_what_comes(void **state)
     const struct step_options o = {
         .max_num_seqs = 2, .max_num_batched_tokens = 16, .max_len = 100, .max_live = 3, .n_block = 32};
     struct engine *e;
-    assert_int_equal(engine_open(&e, &runner, &o, NULL), NYB_OK);
+    assert_int_equal(engine_open(&e, &runner, &o, 60000, NULL), NYB_OK);
     struct request *r[4];
     struct nyb_err err;
     const int32_t prompt[2] = {1, 2};

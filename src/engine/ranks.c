@@ -1,0 +1,79 @@
+#include "engine/ranks.h"
+
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
+#include "model/model.h"
+
+#define SLOT_BYTES ((size_t)4 << 20) /* longer data travel in pieces */
+
+struct comm *ranks_comm(struct nyb_ranks *r)
+{
+    return (struct comm *)(void *)r;
+}
+
+enum nyb_code nyb_ranks_open(struct nyb_ranks **out, const struct nyb_options *o, struct nyb_err *err)
+{
+    const struct comm_options options = {.slot_bytes = SLOT_BYTES, .timeout_ms = o->rank_timeout_ms};
+    int asked = o->tensor_parallel_size;
+    struct comm *c = NULL;
+    *out = NULL;
+    if (comm_mpi_started())
+        TRY(comm_open_mpi(&c, &options, err));
+    else if (asked > 1)
+        TRY(comm_fork(&c, asked, &options, err));
+    if (c && asked > 1 && comm_size(c) != asked) {
+        int size = comm_size(c);
+        comm_close(c);
+        return err_at(err, NYB_E_ARG, "tensor_parallel_size", -1, "is %d, but mpirun has started %d ranks",
+                      asked, size);
+    }
+    if (c && comm_rank(c) == 0)
+        log_info("%d ranks (%s)", comm_size(c), comm_backend(c));
+    *out = (struct nyb_ranks *)(void *)c;
+    return NYB_OK;
+}
+
+int nyb_ranks_rank(const struct nyb_ranks *r)
+{
+    return r ? comm_rank((const struct comm *)(const void *)r) : 0;
+}
+
+void nyb_ranks_close(struct nyb_ranks *r)
+{
+    comm_close(ranks_comm(r));
+}
+
+enum nyb_code nyb_ranks_follow(struct nyb_ranks *r, const struct nyb_options *o, struct nyb_err *err)
+{
+    char *folder = NULL;
+    struct model *m = NULL;
+    enum nyb_code code = ckpt_resolve(&folder, o->model, err);
+    const struct model_options options = {
+        .folder = folder,
+        .load_format = (enum load_format)o->load_format,
+        .dummy_seed = o->dummy_seed,
+        .compute = (enum compute)o->compute,
+        .n_thread = o->threads,
+        .kv_type = o->kv_dtype == NYB_KV_AUTO ? MODEL_KV_DECLARED : (int)o->kv_dtype,
+        .max_model_len = o->max_model_len,
+        .comm = ranks_comm(r),
+        .expert_parallel = o->expert_parallel,
+        .no_fusion = !o->allreduce_fusion,
+        .overlap = {.mode = o->two_batch_overlap ? OVERLAP_AUTO : OVERLAP_OFF,
+                    .prefill_min = o->tbo_prefill_min,
+                    .decode_min = o->tbo_decode_min},
+        .fusion_max_tokens = o->fusion_max_tokens};
+    if (code == NYB_OK)
+        code = model_open(&m, &options, err);
+    if (code != NYB_OK) { /* rank 0 has failed together with us, or will not wait when we are gone */
+        free(folder);
+        comm_close(ranks_comm(r));
+        return code;
+    }
+    code = model_follow(m, err);
+    model_close(m);
+    free(folder);
+    return code;
+}

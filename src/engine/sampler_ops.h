@@ -1,0 +1,56 @@
+/* The sampler's passes over a row, one set for each CPU level. Every set gives the same bits:
+ * sampler_lanes.h. */
+#ifndef NYB_ENGINE_SAMPLER_OPS_H
+#define NYB_ENGINE_SAMPLER_OPS_H
+
+#include <stdint.h>
+
+#include "base/cpu.h"
+
+#define SAMPLER_BLOCK 512 /* floats that are summed in fp32 (32 to a lane) before they join an fp64 sum */
+#define SAMPLER_SCAN  64  /* floats that next_above looks at together */
+#define SAMPLER_SLACK 16  /* floats that `band` may write after its last */
+
+static inline int sampler_blocks(int n)
+{
+    return (n + SAMPLER_BLOCK - 1) / SAMPLER_BLOCK;
+}
+
+struct sampler_ops {
+    /* The largest of x (n) and in *at where it is first. NaNs never win; -INFINITY and 0 where nothing does.
+     */
+    float (*max)(const float *x, int n, int *at);
+
+    /* The weights exp((x - max) * scale) into e (n; may be x itself, or NULL), the sum of each block into sum
+     * (sampler_blocks(n), or NULL), and the total back. Weights below `least` and those of NaN are 0; max
+     * must be finite and no x above it. */
+    double (*weigh)(const float *x, int n, float max, float scale, float least, float *e, double *sum);
+
+    /* The first start of SAMPLER_SCAN floats, from the multiple `from` of it on, that hold one above `bound`;
+     * else n.
+     */
+    int (*next_above)(const float *x, int n, int from, float bound);
+
+    /* How many of x (n) are above x[at], or equal and before it. */
+    int (*count_before)(const float *x, int n, int at);
+
+    /* The sum of the weights of at least `bound`. */
+    double (*mass_from)(const float *w, int n, float bound);
+
+    /* low <= w < high into out (n + SAMPLER_SLACK; may be w itself), in their order; returns how many. The
+     * sum of those of at least `high` into *above. */
+    int (*band)(const float *w, int n, float low, float high, float *out, double *above);
+
+    /* For each block: the sum of the weights above `cut`, and how many are equal to it. */
+    void (*split)(const float *w, int n, float cut, double *sum, int32_t *n_eq);
+
+    /* Minus infinity into x (n). */
+    void (*ban)(float *x, int n);
+};
+
+extern const struct sampler_ops sampler_ops_scalar, sampler_ops_avx2, sampler_ops_avx512;
+
+/* The set of one level, which must not be above cpu_detect(). */
+const struct sampler_ops *sampler_ops_at(enum cpu_level level);
+
+#endif

@@ -1,0 +1,2 @@
+#define SAMPLER_OPS sampler_ops_avx2
+#include "engine/sampler_rows.h"

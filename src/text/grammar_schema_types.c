@@ -1,0 +1,244 @@
+/* Strings, numbers and arrays under their keywords. */
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "text/grammar_schema.h"
+
+#define INT_END    999999999999999999 /* of GRAMMAR_DIGITS_MAX digits: bounds beyond are cut to it */
+#define FRACTION   16                 /* digits behind the point of a number with bounds */
+#define PREFIX_MAX 256                /* schemas of prefixItems */
+#define COUNT_END  100001             /* lengths and counts are below */
+
+static enum nyb_code take_count(struct schema *s, const json_t *schema, const char *keyword, uint32_t *out)
+{
+    const json_t *v = json_object_get(schema, keyword);
+    if (!v)
+        return NYB_OK;
+    double x = json_number_value(v);
+    if (!json_is_number(v) || x < 0 || x != floor(x))
+        return schema_wrong(s, keyword, "a whole number of at least 0");
+    if (x >= COUNT_END)
+        return schema_refuse(s, keyword, "beyond 100000");
+    *out = (uint32_t)x;
+    return NYB_OK;
+}
+
+/* ---- strings --------------------------------------------------------------------------------------- */
+
+#define TIME "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+#define DATE                                                                                                 \
+    "[0-9]{3}[1-9]-(((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01]))|((0[469]|11)-(0[1-9]|[12][0-9]|30))|(02-(0[" \
+    "1-"                                                                                                     \
+    "9]|1[0-9]|2[0-8])))"
+#define LABEL "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#define BYTE  "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+
+/* RFC 3339, 1123, 5321 (the common part), 3986, 4122: texts that every reader of the format accepts. February
+ * has 28 days, and years do not end in 0, so that no year 0 occurs. */
+static const struct {
+    const char *name, *regex;
+} formats[] = {
+    {"date", "^" DATE "$"},
+    {"time", "^" TIME "$"},
+    {"date-time", "^" DATE "T" TIME "$"},
+    {"uuid", "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"},
+    {"ipv4", "^" BYTE "\\." BYTE "\\." BYTE "\\." BYTE "$"},
+    {"hostname", "^" LABEL "(\\." LABEL "){0,7}$"},
+    {"email", "^[A-Za-z0-9_+-]{1,32}(\\.[A-Za-z0-9_+-]{1,16}){0,3}@" LABEL "(\\." LABEL "){1,3}$"},
+    {"uri",
+     "^[A-Za-z][A-Za-z0-9+.-]{0,15}://" LABEL "(\\." LABEL "){0,7}(:[0-9]{1,4})?(/[A-Za-z0-9._~-]{0,64}){"
+     "0,16}(\\?[A-Za-z0-9._~=&-]{0,256})?$"},
+};
+
+static enum nyb_code in_quotes(struct schema *s, const char *regex, uint32_t *node)
+{
+    struct grammar_ast *g = s->j->g;
+    TRY(grammar_regex(g, regex, strlen(regex), GRAMMAR_REGEX_JSON, node, s->err));
+    uint32_t quote = grammar_range(g, '"', '"');
+    *node = grammar_cat(g, quote, grammar_cat(g, *node, quote));
+    return NYB_OK;
+}
+
+enum nyb_code schema_string(struct schema *s, const json_t *schema, uint32_t *node)
+{
+    const json_t *pattern = json_object_get(schema, "pattern"), *format = json_object_get(schema, "format");
+    uint32_t min = 0, max = GRAMMAR_REPEAT;
+    TRY(take_count(s, schema, "minLength", &min));
+    TRY(take_count(s, schema, "maxLength", &max));
+    if (pattern && !json_is_string(pattern))
+        return schema_wrong(s, "pattern", "a string");
+    if (format && !json_is_string(format))
+        return schema_wrong(s, "format", "a string");
+    if ((pattern || format) && (min > 0 || max != GRAMMAR_REPEAT))
+        return schema_refuse(s, min > 0 ? "minLength" : "maxLength", "together with pattern or format");
+    if (pattern && format)
+        return schema_refuse(s, "format", "together with pattern");
+    if (pattern)
+        return in_quotes(s, json_string_value(pattern), node);
+    for (size_t i = 0; format && i < COUNT_OF(formats); i++)
+        if (!strcmp(json_string_value(format), formats[i].name))
+            return in_quotes(s, formats[i].regex, node);
+    if (format)
+        return schema_refuse(s, "format",
+                             "known are date, time, date-time, uuid, ipv4, hostname, email, uri");
+    *node = min <= max ? grammar_json_string(s->j, min, max) : grammar_never(s->j->g);
+    return NYB_OK;
+}
+
+/* ---- numbers --------------------------------------------------------------------------------------- */
+
+struct bounds {
+    bool any;
+    int64_t int_lo, int_hi; /* of whole numbers */
+    int64_t lo, hi;         /* of all; met exactly or not, no fraction lies beyond */
+};
+
+static enum nyb_code take_bound(struct schema *s, const json_t *schema, const char *keyword, bool integer,
+                                bool low, bool exclusive, struct bounds *b)
+{
+    const json_t *v = json_object_get(schema, keyword);
+    if (!v)
+        return NYB_OK;
+    if (!json_is_number(v))
+        return schema_wrong(s, keyword, "a number");
+    double x = json_number_value(v), whole = low ? ceil(x) : floor(x);
+    if (!integer && whole != x)
+        return schema_refuse(s, keyword, "with a fraction, for numbers that are not integers");
+    if (fabs(whole) > (double)INT_END)
+        whole = whole < 0 ? -(double)INT_END : (double)INT_END;
+    int64_t at = json_is_integer(v) && fabs(x) < (double)INT_END ? json_integer_value(v) : (int64_t)whole;
+    at = at > INT_END ? INT_END : at < -INT_END ? -INT_END : at;
+    int64_t step = exclusive && whole == x ? 1 : 0;
+    b->any = true;
+    if (low) {
+        b->int_lo = at + step > b->int_lo ? at + step : b->int_lo;
+        b->lo = at > b->lo ? at : b->lo;
+    } else {
+        b->int_hi = at - step < b->int_hi ? at - step : b->int_hi;
+        b->hi = at < b->hi ? at : b->hi;
+    }
+    return NYB_OK;
+}
+
+/* Between two whole numbers, or one of them: n.f with n from lo to hi - 1, and -m.f with m from -hi to
+ * -lo - 1; the fraction does not end in 0 and so is none. */
+static uint32_t bounded_number(struct schema *s, const struct bounds *b)
+{
+    struct grammar_ast *g = s->j->g;
+    uint32_t digit = grammar_range(g, '0', '9');
+    uint32_t fraction =
+        grammar_cat(g, grammar_range(g, '.', '.'),
+                    grammar_cat(g, grammar_times(g, digit, 0, FRACTION - 1), grammar_range(g, '1', '9')));
+    uint32_t node =
+        grammar_cat(g, grammar_int_range(g, b->int_lo, b->int_hi), grammar_maybe(g, grammar_text(g, ".0")));
+    uint32_t above = grammar_int_range(g, b->lo > 0 ? b->lo : 0, b->hi - 1);
+    uint32_t below = grammar_int_range(g, b->hi < 0 ? -b->hi : 0, -b->lo - 1);
+    node = grammar_alt(g, node, grammar_cat(g, above, fraction));
+    return grammar_alt(g, node, grammar_cat(g, grammar_range(g, '-', '-'), grammar_cat(g, below, fraction)));
+}
+
+enum nyb_code schema_number(struct schema *s, const json_t *schema, bool integer, uint32_t *node)
+{
+    struct bounds b = {.int_lo = -INT_END, .int_hi = INT_END, .lo = -INT_END, .hi = INT_END};
+    const json_t *multiple = json_object_get(schema, "multipleOf");
+    if (multiple && (!integer || json_number_value(multiple) != 1))
+        return schema_refuse(s, "multipleOf", NULL);
+    TRY(take_bound(s, schema, "minimum", integer, true, false, &b));
+    TRY(take_bound(s, schema, "maximum", integer, false, false, &b));
+    TRY(take_bound(s, schema, "exclusiveMinimum", integer, true, true, &b));
+    TRY(take_bound(s, schema, "exclusiveMaximum", integer, false, true, &b));
+    if (!b.any)
+        *node = integer ? grammar_json_integer(s->j) : grammar_json_number(s->j);
+    else
+        *node = integer ? grammar_int_range(s->j->g, b.int_lo, b.int_hi) : bounded_number(s, &b);
+    return NYB_OK;
+}
+
+/* ---- arrays ---------------------------------------------------------------------------------------- */
+
+struct array {
+    const json_t *prefix; /* list, or NULL */
+    const json_t *items;  /* schema of what follows, or NULL: nothing may */
+    uint32_t min, max;
+};
+
+/* items as a list is how drafts before 2020-12 write prefixItems. */
+static enum nyb_code read_array(struct schema *s, const json_t *schema, struct array *a)
+{
+    *a = (struct array){.prefix = json_object_get(schema, "prefixItems"),
+                        .items = json_object_get(schema, "items"),
+                        .max = GRAMMAR_REPEAT};
+    TRY(take_count(s, schema, "minItems", &a->min));
+    TRY(take_count(s, schema, "maxItems", &a->max));
+    if (json_is_true(json_object_get(schema, "uniqueItems")))
+        return schema_refuse(s, "uniqueItems", NULL);
+    if (json_is_array(a->items)) {
+        if (a->prefix)
+            return schema_wrong(s, "items", "a schema where there are prefixItems");
+        a->prefix = a->items;
+        a->items = json_object_get(schema, "additionalItems");
+    } else if (json_object_get(schema, "additionalItems")) {
+        return schema_refuse(s, "additionalItems", "without a list of items");
+    }
+    if (a->prefix && !json_is_array(a->prefix))
+        return schema_wrong(s, "prefixItems", "a list of schemas");
+    if (json_array_size(a->prefix) > PREFIX_MAX)
+        return schema_refuse(s, "prefixItems", "with more than 256 schemas");
+    if (json_is_false(a->items))
+        a->items = NULL;
+    return NYB_OK;
+}
+
+/* What may stand at and behind place i, whose items each have a comma before them unless they are first. */
+static enum nyb_code items_from(struct schema *s, const struct array *a, uint32_t i, uint32_t *node)
+{
+    struct grammar_ast *g = s->j->g;
+    uint32_t n = (uint32_t)json_array_size(a->prefix), space = grammar_json_space(s->j), one, rest;
+    uint32_t comma = grammar_cat(g, grammar_range(g, ',', ','), space);
+    *node = grammar_empty(g);
+    if (i == a->max || (i >= n && !a->items))
+        return NYB_OK;
+    if (i < n) {
+        TRY(schema_build_at(s, json_array_get(a->prefix, i), "prefixItems", NULL, i, &one));
+        TRY(items_from(s, a, i + 1, &rest));
+        *node = grammar_cat(g, i > 0 ? grammar_cat(g, comma, one) : one, rest);
+        if (i >= a->min)
+            *node = grammar_maybe(g, *node);
+        return NYB_OK;
+    }
+    TRY(schema_build_at(s, a->items, "items", NULL, SIZE_MAX, &one));
+    uint32_t next = grammar_cat(g, comma, one), first = i == 0 ? 1 : 0;
+    uint32_t done = i + first, min = a->min > done ? a->min - done : 0;
+    uint32_t max = a->max == GRAMMAR_REPEAT ? GRAMMAR_REPEAT : a->max - done;
+    *node = grammar_times(g, next, min, max);
+    if (first)
+        *node = grammar_cat(g, one, *node);
+    if (first && a->min == 0)
+        *node = grammar_maybe(g, *node);
+    return NYB_OK;
+}
+
+enum nyb_code schema_array(struct schema *s, const json_t *schema, uint32_t *node)
+{
+    struct grammar_ast *g = s->j->g;
+    struct array a;
+    TRY(read_array(s, schema, &a));
+    if (!a.prefix && !a.items && !json_object_get(schema, "items")) {
+        if (a.min == 0 && a.max == GRAMMAR_REPEAT) {
+            *node = grammar_json_any_array(s->j);
+            return NYB_OK;
+        }
+        a.items = json_true(); /* not counted: a constant */
+    }
+    size_t places = a.items ? SIZE_MAX : json_array_size(a.prefix);
+    if (a.min > a.max || a.min > places) {
+        *node = grammar_never(g);
+        return NYB_OK;
+    }
+    uint32_t inside = 0;
+    TRY(items_from(s, &a, 0, &inside));
+    *node = grammar_cat(g, grammar_range(g, '[', '['), grammar_cat(g, grammar_json_space(s->j), inside));
+    *node = grammar_cat(g, *node, grammar_cat(g, grammar_json_space(s->j), grammar_range(g, ']', ']')));
+    return NYB_OK;
+}

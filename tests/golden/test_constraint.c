@@ -1,0 +1,124 @@
+/* Constrained answers of the embedded model through the public interface: complete ones satisfy their
+ * constraint, and under batching and preemption every request gets the tokens that it gets alone. */
+#include "test.h"
+
+#include "base/json.h"
+#include "nybble.h"
+
+#define MODEL     NYBBLE_SOURCE_DIR "/models/tales-24m-moe-nvfp4"
+#define N_REQUEST 50
+#define MAX_OUT   160
+
+static const char schema[] =
+    "{\"type\":\"object\",\"properties\":{\"who\":{\"type\":\"string\",\"minLength\":1,\"maxLength\":30},"
+    "\"n\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":99},"
+    "\"list\":{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"maxItems\":4}},\"required\":[\"who\","
+    "\"n\"]}";
+
+static struct nyb_engine *open_engine(int seqs, uint64_t kv_bytes)
+{
+    struct nyb_options o;
+    struct nyb_engine *e;
+    struct nyb_err err;
+    nyb_options_init(&o);
+    o.model = MODEL;
+    o.threads = 2;
+    o.max_model_len = 256;
+    o.max_num_seqs = seqs;
+    o.kv_cache_bytes = kv_bytes;
+    if (nyb_open(&e, &o, &err) != NYB_OK)
+        fail_msg("%s: %s", err.where, err.message);
+    return e;
+}
+
+/* Every other one under the schema, the rest other kinds; some with penalties and min_tokens. */
+static struct nyb_stream *submit(struct nyb_engine *e, int i)
+{
+    struct nyb_sampling s;
+    struct nyb_stream *stream;
+    struct nyb_err err;
+    nyb_sampling_init(&s);
+    s.temperature = 1;
+    s.top_p = 1;
+    s.seed = i;
+    s.max_tokens = MAX_OUT;
+    s.constraint = NYB_CONSTRAINT_JSON_SCHEMA;
+    s.constraint_text = schema;
+    if (i % 4 == 1) {
+        s.constraint = NYB_CONSTRAINT_REGEX;
+        s.constraint_text = "[A-Z][a-z]{2,8}( [a-z]{2,8}){5,20}\\.";
+        s.presence_penalty = 0.5;
+        s.min_tokens = 10;
+    } else if (i % 4 == 3) {
+        s.constraint = NYB_CONSTRAINT_GRAMMAR;
+        s.constraint_text = "root ::= \"(\" (root | [a-z]{1,5})? (\" \" root)? \")\"";
+        s.logprobs = 2;
+    }
+    const struct nyb_request r = {.text = "Once upon a time there was a king", .sampling = &s};
+    if (nyb_submit(e, &r, &stream, &err) != NYB_OK)
+        fail_msg("%s: %s", err.where, err.message);
+    return stream;
+}
+
+static enum nyb_finish collect(struct nyb_stream *stream, struct buf *text)
+{
+    struct nyb_event ev = {0};
+    while (nyb_next(stream, &ev, 60000))
+        buf_add(text, ev.text, ev.text_bytes);
+    nyb_stream_free(stream);
+    return ev.finish;
+}
+
+static void check(int i, enum nyb_finish finish, const struct buf *text)
+{
+    if (i % 2 != 0 || finish != NYB_FINISH_STOP)
+        return;
+    json_t *v = json_loadb(text->data, text->len, JSON_REJECT_DUPLICATES, NULL);
+    json_int_t n = json_integer_value(json_object_get(v, "n"));
+    assert_true(json_is_string(json_object_get(v, "who")));
+    assert_in_range(n, 1, 99);
+    assert_true(json_array_size(json_object_get(v, "list")) <= 4);
+    json_decref(v);
+}
+
+static void test_alone_and_together(void **state)
+{
+    (void)state;
+    struct buf alone[N_REQUEST] = {{0}}, together[N_REQUEST] = {{0}};
+    struct nyb_stream *stream[N_REQUEST];
+    struct nyb_stats stats;
+    int complete = 0;
+    struct nyb_engine *e = open_engine(1, 0);
+    for (int i = 0; i < N_REQUEST; i++) {
+        enum nyb_finish finish = collect(submit(e, i), &alone[i]);
+        complete += finish == NYB_FINISH_STOP;
+        check(i, finish, &alone[i]);
+    }
+    const struct nyb_info *info = nyb_engine_info(e);
+    uint64_t block = info->kv_bytes / (uint64_t)info->kv_blocks;
+    nyb_close(e);
+    assert_in_range(complete, N_REQUEST / 2, N_REQUEST);
+    e = open_engine(16, 17 * block); /* too few for 16 answers at once */
+    assert_int_equal(nyb_pause(e, NYB_PAUSE_IN_PLACE, NULL, NULL), NYB_OK); /* so that all begin at once */
+    for (int i = 0; i < N_REQUEST; i++)
+        stream[i] = submit(e, i);
+    assert_int_equal(nyb_resume(e, NULL), NYB_OK);
+    for (int i = 0; i < N_REQUEST; i++) {
+        (void)collect(stream[i], &together[i]);
+        assert_int_equal(alone[i].len, together[i].len);
+        assert_memory_equal(alone[i].data, together[i].data, alone[i].len);
+    }
+    nyb_engine_stats(e, &stats);
+    assert_true(stats.preemptions > 0);
+    nyb_close(e);
+    for (int i = 0; i < N_REQUEST; i++) {
+        buf_free(&alone[i]);
+        buf_free(&together[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_alone_and_together)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -31,7 +31,8 @@ static int by_name(const void *a, const void *b)
 static enum nyb_code open_file(struct ckpt_file *f, struct nyb_err *err)
 {
     struct stat st;
-    f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (f->fd < 0)
+        f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (f->fd < 0)
         return err_at(err, errno == ENOENT ? NYB_E_NOT_FOUND : NYB_E_IO, f->path, -1, "cannot open: %s",
                       strerror(errno));
@@ -102,6 +103,14 @@ static enum nyb_code check_weight_map(const struct ckpt *c, const json_t *map, s
     return NYB_OK;
 }
 
+static enum nyb_code sort_tensors(struct ckpt *c, struct nyb_err *err)
+{
+    if (c->n_tensor == 0)
+        return err_at(err, NYB_E_FORMAT, c->file[0].path, -1, "holds no tensors");
+    qsort(c->tensor, (size_t)c->n_tensor, sizeof *c->tensor, by_name);
+    return check_duplicates(c, err);
+}
+
 static enum nyb_code open_all(struct ckpt *c, const struct index_set *set, struct nyb_err *err)
 {
     c->file = mem_alloc((size_t)set->n_file, sizeof *c->file);
@@ -110,11 +119,34 @@ static enum nyb_code open_all(struct ckpt *c, const struct index_set *set, struc
         c->n_file++;
         TRY(add_tensors(c, i, err));
     }
-    if (c->n_tensor == 0)
-        return err_at(err, NYB_E_FORMAT, c->file[0].path, -1, "holds no tensors");
-    qsort(c->tensor, (size_t)c->n_tensor, sizeof *c->tensor, by_name);
-    TRY(check_duplicates(c, err));
+    TRY(sort_tensors(c, err));
     return set->weight_map ? check_weight_map(c, set->weight_map, err) : NYB_OK;
+}
+
+static struct ckpt *make(const char *folder)
+{
+    struct ckpt *c = mem_alloc(1, sizeof *c);
+    c->folder = mem_strdup(folder);
+    c->arena = mem_alloc(1, sizeof(struct arena));
+    arena_init(c->arena, 256 << 10);
+    return c;
+}
+
+enum nyb_code ckpt_open_fd(struct ckpt **out, int fd, const char *name, struct nyb_err *err)
+{
+    struct ckpt *c = make(name);
+    c->file = mem_alloc(1, sizeof *c->file);
+    c->file[0] = (struct ckpt_file){.path = mem_strdup(name), .fd = fd};
+    c->n_file = 1;
+    enum nyb_code code = add_tensors(c, 0, err);
+    if (code == NYB_OK)
+        code = sort_tensors(c, err);
+    if (code != NYB_OK) {
+        ckpt_close(c);
+        c = NULL;
+    }
+    *out = c;
+    return code;
 }
 
 enum nyb_code ckpt_open(struct ckpt **out, const char *folder, struct nyb_err *err)
@@ -123,10 +155,7 @@ enum nyb_code ckpt_open(struct ckpt **out, const char *folder, struct nyb_err *e
 
     *out = NULL;
     TRY(index_read(&set, folder, err));
-    struct ckpt *c = mem_alloc(1, sizeof *c);
-    c->folder = mem_strdup(folder);
-    c->arena = mem_alloc(1, sizeof(struct arena));
-    arena_init(c->arena, 256 << 10);
+    struct ckpt *c = make(folder);
     enum nyb_code code = open_all(c, &set, err);
     index_free(&set);
 #ifdef __GLIBC__

@@ -47,6 +47,9 @@ enum nyb_code ckpt_resolve(char **folder, const char *name_or_path, struct nyb_e
 
 /* Single file, sharded with model.safetensors.index.json, or several *.safetensors without an index. */
 enum nyb_code ckpt_open(struct ckpt **out, const char *folder, struct nyb_err *err) NYB_MUST_CHECK;
+/* One safetensors file that is already open, and from now on the checkpoint's. `name` stands for it in
+ * messages. */
+enum nyb_code ckpt_open_fd(struct ckpt **out, int fd, const char *name, struct nyb_err *err) NYB_MUST_CHECK;
 void ckpt_close(struct ckpt *c);
 
 /* NULL when there is none. Does not mark it used. */

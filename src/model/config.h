@@ -7,6 +7,7 @@
 
 #include "checkpoint/hfconfig.h"
 #include "kernels/kernels.h"
+#include "model/shard.h"
 
 enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
 
@@ -49,6 +50,7 @@ struct model_config {
     bool *layer_is_moe;    /* (n_layer) */
     float attention_scale;
     int64_t sliding_window; /* keys that a token sees; 0: all before it */
+    struct shard shard;     /* of this rank; the sizes above are the whole model's */
 };
 
 /* Find the architecture's row and let it read config.json. Unknown architectures are an error that lists the

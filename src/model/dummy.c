@@ -54,5 +54,5 @@ static enum nyb_code make(const void *arg, const struct fill_piece *p, struct ny
 
 struct fill_source fill_from_seed(const uint64_t *seed)
 {
-    return (struct fill_source){make, seed};
+    return (struct fill_source){.make = make, .arg = seed};
 }

@@ -3,12 +3,18 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "model/ep.h"
+#include "model/overlap.h"
 
 void forward_init(struct forward *f)
 {
     arena_init(&f->step, 1u << 20);
     arena_init(&f->micro.room, 1u << 20);
     arena_init(&f->micro.scratch, 1u << 20);
+    for (int i = 0; i < 2; i++) {
+        arena_init(&f->half[i].room, 1u << 20);
+        arena_init(&f->half[i].scratch, 1u << 20);
+    }
 }
 
 void forward_free(struct forward *f)
@@ -16,6 +22,10 @@ void forward_free(struct forward *f)
     arena_free(&f->step);
     arena_free(&f->micro.room);
     arena_free(&f->micro.scratch);
+    for (int i = 0; i < 2; i++) {
+        arena_free(&f->half[i].room);
+        arena_free(&f->half[i].scratch);
+    }
 }
 
 /* ---- checks -------------------------------------------------------------------------------------- */
@@ -94,11 +104,15 @@ static void run_layers(struct micro_batch *mb)
 {
     const struct model_config *c = mb->pass->config;
     for (mb->layer = 0; mb->layer < c->n_layer; mb->layer++) {
-        const struct stage *stages = layer_stages(c, mb->layer);
+        const struct stage *stages = mb->pass->stages(c, mb->layer);
         for (mb->stage = 0; stages[mb->stage].start; mb->stage++) {
             uint64_t begin = stage_begin(mb->pass);
-            stages[mb->stage].start(mb);
-            if (stages[mb->stage].done)
+            if (mb->lost)
+                break;
+            bool takes_part = layer_takes_part(mb, &stages[mb->stage]);
+            if (takes_part)
+                stages[mb->stage].start(mb);
+            if (takes_part && stages[mb->stage].done)
                 stages[mb->stage].done(mb);
             stage_end(mb->pass, mb->layer, stages[mb->stage].name, begin);
             arena_reset(&mb->scratch);
@@ -115,7 +129,8 @@ static float *gather(const struct batch *b, const float *rows, size_t n, struct 
     return out;
 }
 
-/* A probe sees all rows: on copies, so that what follows is the same with and without it. */
+/* A probe sees all rows: on copies, so that what follows is the same with and without it. Every rank makes
+ * them, because every rank has a part of the last delta. */
 static void show_final(const struct micro_batch *mb, struct arena *step)
 {
     const struct pass *p = mb->pass;
@@ -124,7 +139,12 @@ static void show_final(const struct micro_batch *mb, struct arena *step)
     float *norm = arena_alloc(step, n, sizeof(float));
     all.residual = arena_alloc(step, n, sizeof(float));
     memcpy(all.residual, mb->residual, n * sizeof(float));
-    layer_add_norm(&all, p->weights->final_norm, norm);
+    all.delta = arena_alloc(step, n, sizeof(float));
+    memcpy(all.delta, mb->delta, n * sizeof(float));
+    layer_add_norm_start(&all, p->weights->final_norm, norm);
+    layer_add_norm_done(&all);
+    if (all.lost || !p->probe || !p->probe->hidden)
+        return;
     p->probe->hidden(p->probe->arg, p->config->n_layer - 1, all.residual, mb->n_tok, p->config->hidden);
     p->probe->hidden(p->probe->arg, p->config->n_layer, norm, mb->n_tok, p->config->hidden);
 }
@@ -133,38 +153,116 @@ static void show_final(const struct micro_batch *mb, struct arena *step)
 static void run_head(struct micro_batch *mb, struct arena *step, float *logits)
 {
     const struct pass *p = mb->pass;
-    const struct weight *head = &p->weights->head;
     size_t n = (size_t)p->config->hidden;
-    struct operand x;
     mb->residual = gather(p->batch, mb->residual, n, step);
     mb->delta = gather(p->batch, mb->delta, n, step);
     mb->n_tok = p->batch->n_out;
     float *norm = layer_rows(mb, p->config->hidden);
     uint64_t begin = stage_begin(p);
-    layer_add_norm(mb, p->weights->final_norm, norm);
+    layer_add_norm_start(mb, p->weights->final_norm, norm);
+    layer_add_norm_done(mb);
     stage_end(p, p->config->n_layer, "final norm", begin);
     begin = stage_begin(p);
-    gemm_prepare(p->pool, &mb->scratch, p->compute, norm, mb->n_tok, head->k, &x);
-    const struct gemm_job job = {.w = head, .x = &x, .m = mb->n_tok, .y = logits, .ldy = head->n};
-    gemm_run(p->pool, &mb->scratch, p->compute, &job, 1);
+    head_logits(mb, norm, logits);
     stage_end(p, p->config->n_layer, "head", begin);
     arena_reset(&mb->scratch);
     arena_reset(&mb->room);
 }
 
-void forward_run(struct forward *f, const struct pass *pass, float *logits)
+/* Rows of all ranks' halves, each cut as this one's. */
+static void count_half(struct pass *p, int half)
+{
+    p->most_rows = p->sum_rows = 0;
+    for (int r = 0; r < comm_size(p->comm); r++) {
+        int first = p->part->n_row[r] / 2, n = half ? p->part->n_row[r] - first : first;
+        p->most_rows = n > p->most_rows ? n : p->most_rows;
+        p->sum_rows += n;
+    }
+}
+
+/* Two halves of mb's rows, each with its own pass over its own part of the batch. */
+static void run_halves(struct forward *f, struct micro_batch *mb, int cut)
+{
+    struct batch half[2];
+    struct pass pass[2] = {*mb->pass, *mb->pass};
+    struct micro_batch *m[2] = {&f->half[0], &f->half[1]};
+    size_t hidden = (size_t)mb->pass->config->hidden;
+    overlap_cut(mb->pass->batch, cut, half, &f->step);
+    for (int i = 0; i < 2; i++) {
+        size_t row = i ? (size_t)cut : 0;
+        pass[i].batch = &half[i];
+        if (pass[i].ep)
+            count_half(&pass[i], i);
+        m[i]->pass = &pass[i];
+        m[i]->channel = i;
+        m[i]->layer = m[i]->stage = 0;
+        m[i]->started = m[i]->has_delta = m[i]->lost = false;
+        m[i]->n_tok = half[i].n_tok;
+        m[i]->residual = mb->residual + row * hidden;
+        m[i]->delta = mb->delta + row * hidden;
+    }
+    overlap_run(m[0], m[1]);
+    mb->lost = m[0]->lost;
+    mb->has_delta = m[0]->has_delta || m[1]->has_delta; /* a half may be empty */
+    for (int i = 0; i < 2; i++) {
+        arena_reset(&m[i]->room);
+        arena_reset(&m[i]->scratch);
+        m[i]->pass = NULL;
+    }
+}
+
+static void run_rows(struct forward *f, struct micro_batch *mb, int cut)
+{
+    embed(mb, &f->step);
+    if (cut >= 0)
+        run_halves(f, mb, cut);
+    else
+        run_layers(mb);
+    if (mb->pass->watched && !mb->lost && mb->n_tok > 0)
+        show_final(mb, &f->step);
+}
+
+/* This rank's sequences alone; all ranks' logits to rank 0. */
+static void run_part(struct forward *f, const struct pass *whole, bool cut, float *logits)
+{
+    struct micro_batch *mb = &f->micro;
+    struct ep_part part;
+    struct pass pass = *whole;
+    float *own = NULL;
+    int vocab = whole->config->vocab;
+    ep_take_part(whole->batch, comm_rank(whole->comm), comm_size(whole->comm), &f->step, &part);
+    pass.batch = &part.batch;
+    pass.part = &part;
+    pass.sum_rows = whole->batch->n_tok;
+    for (int r = 0; r < comm_size(whole->comm); r++)
+        pass.most_rows = part.n_row[r] > pass.most_rows ? part.n_row[r] : pass.most_rows;
+    mb->pass = &pass;
+    mb->n_tok = part.batch.n_tok;
+    run_rows(f, mb, cut ? part.batch.n_tok / 2 : -1);
+    if (part.batch.n_out > 0 && !mb->lost) {
+        own = arena_alloc(&f->step, (size_t)part.batch.n_out * (size_t)vocab, sizeof(float));
+        run_head(mb, &f->step, own);
+    }
+    if (whole->batch->n_out > 0 && !mb->lost)
+        mb->lost = !ep_gather_logits(&part, whole->comm, own, vocab, logits);
+}
+
+void forward_run(struct forward *f, const struct pass *pass, int cut, float *logits)
 {
     struct micro_batch *mb = &f->micro;
     if (pass->batch->n_tok == 0)
         return;
     mb->pass = pass;
-    mb->n_tok = pass->batch->n_tok;
-    embed(mb, &f->step);
-    run_layers(mb);
-    if (pass->probe && pass->probe->hidden)
-        show_final(mb, &f->step);
-    if (pass->batch->n_out > 0)
-        run_head(mb, &f->step, logits);
+    mb->lost = false;
+    mb->channel = 0;
+    if (pass->ep) {
+        run_part(f, pass, cut > 0, logits);
+    } else {
+        mb->n_tok = pass->batch->n_tok;
+        run_rows(f, mb, cut > 0 ? cut : -1);
+        if (pass->batch->n_out > 0 && !mb->lost)
+            run_head(mb, &f->step, logits);
+    }
     mb->pass = NULL;
     arena_reset(&f->step);
 }

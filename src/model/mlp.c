@@ -1,5 +1,6 @@
 /* down(silu(gate x) * up x), for one MLP or for all experts of a layer at once. */
 #include <math.h>
+#include <string.h>
 
 #include "model/layer.h"
 
@@ -95,19 +96,41 @@ static void down(struct micro_batch *mb, const struct mlp_group *group, int n_gr
     for (int i = 0; i < n_group; i++)
         for (int c = 0; c < group[i].n_call; c++) {
             const struct mlp_call *call = &group[i].call[c];
-            job[n_job++] = (struct gemm_job){.w = &call->mlp->down.w,
-                                             .x = &x[i],
-                                             .row = iota + call->first,
-                                             .m = call->m,
-                                             .y = call->y,
-                                             .ldy = p->config->hidden,
-                                             .bias = call->mlp->down.bias};
+            job[n_job++] =
+                (struct gemm_job){.w = &call->mlp->down.w,
+                                  .x = &x[i],
+                                  .row = iota + call->first,
+                                  .m = call->m,
+                                  .y = call->y,
+                                  .ldy = p->config->hidden,
+                                  /* added once, not by every rank */
+                                  .bias = p->config->shard.rank == 0 ? call->mlp->down.bias : NULL};
         }
     gemm_run(p->pool, &mb->scratch, p->compute, job, n_job);
 }
 
+/* This rank has none of the group's features: its part of the sums is zero. */
+static void zero_group(const struct micro_batch *mb, const struct mlp_group *g)
+{
+    size_t hidden = (size_t)mb->pass->config->hidden;
+    for (int c = 0; c < g->n_call; c++)
+        memset(g->call[c].y, 0, (size_t)g->call[c].m * hidden * sizeof(float));
+}
+
 void mlp_run(struct micro_batch *mb, const struct mlp_group *group, int n_group)
 {
+    struct mlp_group some[MLP_GROUPS_MAX];
+    int n_some = 0;
+    ASSERT(n_group <= MLP_GROUPS_MAX);
+    for (int i = 0; i < n_group; i++)
+        if (group[i].intermediate > 0)
+            some[n_some++] = group[i];
+        else
+            zero_group(mb, &group[i]);
+    group = some;
+    n_group = n_some;
+    if (n_group == 0)
+        return;
     float **act = arena_alloc(&mb->scratch, (size_t)n_group, sizeof(*act));
     gate_up(mb, group, n_group, act);
     down(mb, group, n_group, act);

@@ -3,27 +3,19 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/topology.h"
 #include "model/budget.h"
 #include "model/fill.h"
-#include "model/forward.h"
+#include "model/model_state.h"
+#include "model/ranks.h"
+#include "model/update_ranks.h"
+#include "model/threads.h"
 
-struct model {
-    struct hfconfig hf;
-    struct hfconfig_generation generation;
-    struct model_config config;
-    struct quant *quant;
-    struct weights weights;
-    struct pool *pool;
-    enum compute compute;
-    struct rope rope;
-    struct kv_layer *kv; /* (n_layer) or NULL */
-    enum kv_type kv_type;
-    uint8_t *kv_slab;
-    size_t kv_bytes;
-    struct forward forward;
-};
+/* A layer's keys from which on they get huge pages: then what is touched but not used hardly counts. */
+#define KV_HUGE_MIN ((size_t)32 << 20)
 
 /* ---- opening ------------------------------------------------------------------------------------- */
 
@@ -68,6 +60,24 @@ static enum nyb_code fill_weights(struct model *m, const struct model_options *o
     return fill_slots(&m->weights.slots, &source, m->pool, &progress, err);
 }
 
+static enum nyb_code read_kv_scales(struct model *m, struct ckpt *c, struct nyb_err *err)
+{
+    size_t n = (size_t)m->config.n_layer;
+    float *k = mem_alloc(2 * n, sizeof(*k)), *v = k + n;
+    enum nyb_code code = weights_read_kv_scales(k, v, &m->config, c, NULL, NULL, err);
+    int n_absent = 0;
+    for (size_t i = 0; code == NYB_OK && i < n; i++) {
+        n_absent += k[i] == 0 || v[i] == 0;
+        m->weights.layer[i].k_scale = k[i] == 0 ? 1 : k[i];
+        m->weights.layer[i].v_scale = v[i] == 0 ? 1 : v[i];
+    }
+    if (n_absent && m->kv_type == KV_FP8) /* as exporters leave it whose scales are all 1 */
+        log_info("FP8 KV cache: the checkpoint stores no scales for %d of %zu layers, which get 1.0",
+                 n_absent, n);
+    free(k);
+    return code;
+}
+
 /* c NULL: random weights. */
 static enum nyb_code open_weights(struct model *m, const struct model_options *o, struct ckpt *c,
                                   struct nyb_err *err)
@@ -76,7 +86,7 @@ static enum nyb_code open_weights(struct model *m, const struct model_options *o
     weights_declare(w, &m->config, weights_own_head(&m->config, c));
     if (c) {
         TRY(source_resolve(&w->slots, c, m->quant, err));
-        TRY(weights_read_kv_scales(w, &m->config, c, err));
+        TRY(read_kv_scales(m, c, err));
     } else {
         TRY(source_resolve_dummy(&w->slots, m->quant, err));
     }
@@ -84,20 +94,70 @@ static enum nyb_code open_weights(struct model *m, const struct model_options *o
         TRY(source_check_input_scales(&w->slots, err));
     TRY(check_memory(m, o->folder, err));
     TRY(slots_reserve(&w->slots, err));
+    topology_interleave(pool_topology(m->pool), w->slots.slab.data, w->slots.slab.bytes);
     TRY(fill_weights(m, o, c, err));
-    weights_link(w);
+    weights_link(w, &m->config);
     if (c) {
         quant_log_differences(m->quant);
         ckpt_log_unused(c);
+        name_set_collect_unused(&m->unused, c);
+        m->unused_known = true;
     }
     return NYB_OK;
 }
 
-static enum kv_type choose_kv_type(const struct model_options *o)
+/* Every slot remembers the checkpoint, which stays open as long as one does. */
+static void keep_origin(struct slots *s, struct ckpt *c)
+{
+    struct origin *o = origin_new(c);
+    for (int i = 0; i < s->n; i++)
+        s->slot[i].origin = origin_share(o);
+    origin_drop(o);
+}
+
+/* Nobody has said how many: as many as are worth it, found out on the weights. */
+static enum nyb_code settle_threads(struct model *m, struct nyb_err *err)
+{
+    const struct pages *slab = &m->weights.slots.slab;
+    int n_thread = threads_choose(m->pool, slab->data, slab->bytes);
+    return n_thread == pool_size(m->pool) ? NYB_OK : model_set_threads(m, n_thread, err);
+}
+
+static enum kv_type choose_kv_type(const struct model *m, const struct model_options *o)
 {
     if (o->kv_type >= 0)
         return (enum kv_type)o->kv_type;
-    return o->compute == COMPUTE_STRICT || o->compute == COMPUTE_W4A4 ? KV_F32 : KV_BF16;
+    if (o->compute == COMPUTE_STRICT)
+        return KV_F32;
+    if (o->kv_type == MODEL_KV_DECLARED && quant_kv_is_fp8(m->quant))
+        return KV_FP8;
+    return o->compute == COMPUTE_W4A4 ? KV_F32 : KV_BF16;
+}
+
+/* From here on sizes are those of this rank. */
+static enum nyb_code join_ranks(struct model *m, const struct model_options *o, struct nyb_err *err)
+{
+    struct model_config *c = &m->config;
+    m->comm = o->comm;
+    if (!m->comm) {
+        TRY(comm_open_self(&m->comm, err));
+        m->own_comm = true;
+    }
+    if (o->expert_parallel && comm_size(m->comm) > 1) {
+        if (m->overlap.option.mode == OVERLAP_AUTO) {
+            log_warn("two-batch overlap stays off: it is not supported together with expert parallelism");
+            m->overlap.option.mode = OVERLAP_OFF;
+        }
+        shard_set_experts(&c->shard, comm_rank(m->comm), comm_size(m->comm), c->n_head, c->n_kv_head);
+        return ep_open(&m->ep, c, m->comm, o->dispatch, err);
+    }
+    shard_set(&c->shard, comm_rank(m->comm), comm_size(m->comm), c->n_head, c->n_kv_head);
+    if (c->shard.size > 1 && c->head_dim % SHARD_UNIT)
+        return err_set(err, NYB_E_UNSUPPORTED,
+                       "heads of %d elements cannot be shared out over ranks: expected a "
+                       "multiple of %d",
+                       c->head_dim, SHARD_UNIT);
+    return NYB_OK;
 }
 
 static enum nyb_code open_all(struct model *m, const struct model_options *o, struct nyb_err *err)
@@ -106,15 +166,26 @@ static enum nyb_code open_all(struct model *m, const struct model_options *o, st
     TRY(hfconfig_open(&m->hf, o->folder, err));
     TRY(model_config_parse(&m->config, &m->hf, err));
     TRY(settle_length(m, o->max_model_len, err));
+    if (m->config.moe.n_expert > 0)
+        m->expert_load =
+            mem_alloc((size_t)m->config.n_layer * (size_t)m->config.moe.n_expert, sizeof(*m->expert_load));
     TRY(hfconfig_generation_read(&m->generation, &m->hf, o->folder, err));
     TRY(quant_parse(&m->quant, m->hf.root, o->folder, err));
+    overlap_init(&m->overlap, &o->overlap);
+    m->kv_type = choose_kv_type(m, o);
+    TRY(join_ranks(m, o, err));
     TRY(pool_open(&m->pool, o->n_thread, err));
     if (o->load_format == LOAD_AUTO)
         TRY(ckpt_open(&c, o->folder, err));
     enum nyb_code code = open_weights(m, o, c, err);
-    ckpt_close(c);
-    if (code != NYB_OK)
+    if (code != NYB_OK) {
+        ckpt_close(c);
         return code;
+    }
+    if (c)
+        keep_origin(&m->weights.slots, c);
+    if (o->n_thread <= 0)
+        TRY(settle_threads(m, err));
     return rope_open(&m->rope, &m->config.rope, m->config.max_position, err);
 }
 
@@ -122,12 +193,16 @@ enum nyb_code model_open(struct model **out, const struct model_options *o, stru
 {
     struct model *m = mem_alloc(1, sizeof(*m));
     m->compute = o->compute;
-    m->kv_type = choose_kv_type(o);
     forward_init(&m->forward);
-    enum nyb_code code = open_all(m, o, err);
+    overlap_init(&m->overlap, &o->overlap);
+    enum nyb_code code = ranks_agree(o->comm, open_all(m, o, err), err);
     if (code != NYB_OK) {
+        m->following = true; /* nobody listens */
         model_close(m);
         m = NULL;
+    } else {
+        m->own_comm = true;
+        comm_calibrate(m->comm, kernels_cpu(), m->pool, !o->no_fusion, o->fusion_max_tokens);
     }
     *out = m;
     return code;
@@ -146,15 +221,22 @@ void model_close(struct model *m)
 {
     if (!m)
         return;
+    ranks_end(m);
+    update_end(m);
     forward_free(&m->forward);
+    free(m->expert_load);
     free_kv(m);
+    ep_close(&m->ep);
     rope_close(&m->rope);
     weights_free(&m->weights);
+    name_set_free(&m->unused);
     pool_close(m->pool);
     quant_free(m->quant);
     hfconfig_generation_free(&m->generation);
     model_config_free(&m->config);
     hfconfig_close(&m->hf);
+    if (m->own_comm)
+        comm_close(m->comm);
     free(m);
 }
 
@@ -163,7 +245,9 @@ void model_close(struct model *m)
 size_t model_kv_block_bytes(const struct model *m)
 {
     const struct model_config *c = &m->config;
-    return 2 * (size_t)c->n_layer * kv_block_bytes(m->kv_type, c->n_kv_head, c->head_dim);
+    int local = comm_local_size(m->comm);
+    return 2 * (size_t)c->n_layer * kv_block_bytes(m->kv_type, c->shard.kv_head.count, c->head_dim) *
+           (size_t)local;
 }
 
 int model_kv_blocks(const struct model *m)
@@ -179,14 +263,19 @@ enum nyb_code model_kv_reserve(struct model *m, int n_block, struct nyb_err *err
     if (n_block < 1 || n_block > INT32_MAX / KV_BLOCK)
         return err_set(err, NYB_E_RANGE, "a KV cache of %d blocks is asked for, expected 1 to %d", n_block,
                        INT32_MAX / KV_BLOCK);
+    ranks_reserve(m, n_block);
     free_kv(m);
     if (!size_mul(model_kv_block_bytes(m), (size_t)n_block, &bytes))
         return err_set(err, NYB_E_MEMORY, "%d KV blocks are more than memory can address", n_block);
     TRY(budget_check(bytes, "the KV cache", err));
+    bytes /= (size_t)comm_local_size(m->comm);
     void *slab =
         mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (slab == MAP_FAILED)
         return err_set(err, NYB_E_MEMORY, "no memory for a KV cache of %.2f GB", (double)bytes * 1e-9);
+    if (bytes / (2 * (size_t)c->n_layer) >= KV_HUGE_MIN)
+        madvise(slab, bytes, MADV_HUGEPAGE); /* blocks are scattered: few of their pages fit a small TLB */
+    topology_interleave(pool_topology(m->pool), slab, bytes);
     m->kv_slab = slab;
     m->kv_bytes = bytes;
     m->kv = mem_alloc((size_t)c->n_layer, sizeof(*m->kv));
@@ -197,7 +286,7 @@ enum nyb_code model_kv_reserve(struct model *m, int n_block, struct nyb_err *err
             .k = m->kv_slab + 2 * (size_t)i * half,
             .v = m->kv_slab + (2 * (size_t)i + 1) * half,
             .n_block = n_block,
-            .n_kv_head = c->n_kv_head,
+            .n_kv_head = c->shard.kv_head.count,
             .head_dim = c->head_dim,
             .k_scale = m->weights.layer[i].k_scale,
             .v_scale = m->weights.layer[i].v_scale,
@@ -248,7 +337,18 @@ const char *model_quant_text(const struct model *m)
 
 uint64_t model_weight_bytes(const struct model *m)
 {
-    return m->weights.slots.slab_bytes;
+    return m->weights.slots.slab.bytes;
+}
+
+bool model_expert_load(const struct model *m, int layer, uint64_t *count)
+{
+    const struct model_config *c = &m->config;
+    if (layer < 0 || layer >= c->n_layer || !m->expert_load || !c->layer_is_moe[layer])
+        return false;
+    const atomic_ullong *load = m->expert_load + (size_t)layer * (size_t)c->moe.n_expert;
+    for (int i = 0; i < c->moe.n_expert; i++)
+        count[i] = atomic_load_explicit(&load[i], memory_order_relaxed);
+    return true;
 }
 
 enum nyb_code model_forward(struct model *m, const struct batch *b, float *logits,
@@ -256,8 +356,10 @@ enum nyb_code model_forward(struct model *m, const struct batch *b, float *logit
 {
     if (!m->kv)
         return err_set(err, NYB_E_INTERNAL, "no KV cache has been reserved");
+    bool ep = m->config.shard.ep_size > 1;
     const struct pass pass = {
         .config = &m->config,
+        .stages = layer_stages,
         .weights = &m->weights,
         .kernels = kernels_cpu(),
         .pool = m->pool,
@@ -266,12 +368,23 @@ enum nyb_code model_forward(struct model *m, const struct batch *b, float *logit
         .kv = m->kv,
         .batch = b,
         .probe = probe,
+        .expert_load = m->expert_load,
+        .comm = m->comm,
+        .sums = ep ? m->ep.self : m->comm,
+        .ep = ep ? &m->ep : NULL,
+        .watched = ranks_watched(m, probe),
     };
     TRY(forward_check(&pass, err));
+    int cut = m->following   ? m->follow_cut
+              : pass.watched ? 0
+                             : overlap_choose(&m->overlap, b, model_ranks(m));
+    ranks_forward(m, b, pass.watched, cut);
+    uint64_t begin = clock_ns();
     int32_t last = 0;
     for (int i = 0; i < b->n_tok; i++)
         last = b->pos[i] > last ? b->pos[i] : last;
     rope_extend(&m->rope, last);
-    forward_run(&m->forward, &pass, logits);
-    return NYB_OK;
+    forward_run(&m->forward, &pass, cut, logits);
+    overlap_learn(&m->overlap, b, cut, clock_ns() - begin);
+    return comm_status(m->comm, err);
 }

@@ -8,18 +8,52 @@
 #include "kernels/kernels.h"
 #include "model/config.h"
 
+struct comm;
 struct model;
 
 enum load_format { LOAD_AUTO, LOAD_DUMMY };
+
+/* Values of model_options.kv_type besides those of enum kv_type. */
+#define MODEL_KV_AUTO (-1) /* fp32 when strict or w4a4, else bf16                               */
+#define MODEL_KV_DECLARED                                                       \
+    (-2) /* FP8 where the checkpoint declares an FP8 cache, else MODEL_KV_AUTO; \
+          * strict stays fp32, the truth */
+
+/* Two-batch overlap (overlap.h). */
+enum overlap_mode {
+    OVERLAP_OFF,
+    OVERLAP_AUTO,   /* where it has been measured to be faster             */
+    OVERLAP_ALWAYS, /* wherever there are two rows to cut apart: for tests */
+};
+
+struct overlap_options {
+    enum overlap_mode mode;
+    int prefill_min; /* rows of a step with prompts below which it is not cut; <= 0: the default   */
+    int decode_min;  /* sequences of a step with one row each; <= 0: the default                   */
+};
+
+/* How rows travel to the experts of other ranks. All but the first round, and so change numbers. */
+enum dispatch_type { DISPATCH_F32, DISPATCH_BF16, DISPATCH_FP8, DISPATCH_NVFP4 };
+
+bool model_parse_dispatch(const char *text, enum dispatch_type *out); /* "f32", "bf16", "fp8", "nvfp4" */
 
 struct model_options {
     const char *folder;           /* already resolved (ckpt_resolve)                             */
     enum load_format load_format; /* LOAD_DUMMY: random weights from config.json alone           */
     uint64_t dummy_seed;
     enum compute compute;
-    int n_thread;          /* <= 0: all                                                   */
-    int kv_type;           /* enum kv_type, or -1: fp32 when strict or w4a4, else bf16     */
+    int n_thread;          /* <= 0: as many as are worth it (threads.h)                      */
+    int kv_type;           /* enum kv_type, or one of the two above                       */
     int64_t max_model_len; /* <= 0: the config's                                          */
+    /* The ranks that compute this model together: all open it at once, and each keeps its part (shard.h).
+     * Rank 0 goes on to use it; the others call model_follow. NULL: one rank. The model's after success:
+     * model_close closes it. */
+    struct comm *comm;
+    bool expert_parallel; /* experts and sequences are shared out over the ranks, not features (ep.h) */
+    enum dispatch_type dispatch;
+    struct overlap_options overlap; /* all zero: off */
+    bool no_fusion;                 /* comm_calibrate's: all-reduce, residual and norm stay apart          */
+    int fusion_max_tokens;          /* rows of the longest step that is fused; <= 0: as long as it pays    */
     /* Called from the loading thread, at most every 50 ms and once at the end. May be NULL. */
     void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_arg;
@@ -29,6 +63,12 @@ struct model_options {
 enum nyb_code model_open(struct model **out, const struct model_options *o,
                          struct nyb_err *err) NYB_MUST_CHECK;
 void model_close(struct model *m);
+int model_ranks(const struct model *m);
+/* NYB_E_RANK when one of them is lost. */
+enum nyb_code model_status(struct model *m, struct nyb_err *err) NYB_MUST_CHECK;
+/* Ranks above 0: take part in whatever rank 0 does with its model, until it closes that (NYB_OK) or a rank is
+ * lost. */
+enum nyb_code model_follow(struct model *m, struct nyb_err *err) NYB_MUST_CHECK;
 
 const struct model_config *model_config(const struct model *m);
 const struct hfconfig_generation *model_generation(const struct model *m);
@@ -44,7 +84,7 @@ uint64_t model_weight_bytes(const struct model *m);  /* resident                
 /* The KV cache: n_block blocks of KV_BLOCK tokens in every layer. Replaces an earlier one. */
 enum nyb_code model_kv_reserve(struct model *m, int n_block, struct nyb_err *err) NYB_MUST_CHECK;
 int model_kv_blocks(const struct model *m);
-size_t model_kv_block_bytes(const struct model *m); /* all layers, k and v                 */
+size_t model_kv_block_bytes(const struct model *m); /* all layers, k and v; all ranks of this machine */
 
 /* Watches a forward pass, for verify, inspect and bench. Any member may be NULL. */
 struct model_probe {
@@ -54,7 +94,15 @@ struct model_probe {
     void (*routing)(void *arg, int layer, const int32_t *expert, const float *weight, int n_tok, int top_k);
     /* A stage has just ended after ns nanoseconds. layer -1: embedding; L: last norm and head. */
     void (*stage)(void *arg, int layer, const char *name, uint64_t ns);
+    /* The same with two-batch overlap, when micro_batch (0 or 1) is done with a stage: communication lasts
+     * from its start until what came has been taken. */
+    void (*span)(void *arg, int micro_batch, int layer, const char *name, bool communication,
+                 uint64_t begin_ns, uint64_t end_ns);
 };
+
+/* What the routers have chosen since model_open: (token, choice) pairs of each expert of a layer, into count
+ * (n_expert). False where the layer has no experts. Any thread, also beside model_forward. */
+bool model_expert_load(const struct model *m, int layer, uint64_t *count);
 
 /* One step: writes K and V of every token into the cache, and logits (batch->n_out, vocab_size) fp32.
  * logits is NULL when n_out is 0. probe may be NULL. */

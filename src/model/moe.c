@@ -27,6 +27,19 @@ static const float *router_logits(struct micro_batch *mb)
     return logits;
 }
 
+/* Readers look on from other threads, and one thread writes: a load and a store, without a locked add. */
+static void count_load(const struct micro_batch *mb)
+{
+    const struct moe_config *m = &mb->pass->config->moe;
+    if (!mb->pass->expert_load)
+        return;
+    atomic_ullong *load = mb->pass->expert_load + (size_t)mb->layer * (size_t)m->n_expert;
+    for (size_t i = 0, n = (size_t)mb->n_tok * (size_t)m->top_k; i < n; i++) {
+        atomic_ullong *at = &load[mb->expert[i]];
+        atomic_store_explicit(at, atomic_load_explicit(at, memory_order_relaxed) + 1, memory_order_relaxed);
+    }
+}
+
 void moe_route(struct micro_batch *mb)
 {
     const struct pass *p = mb->pass;
@@ -52,39 +65,42 @@ void moe_route(struct micro_batch *mb)
         .weight = mb->weight,
     };
     p->kernels->router(p->pool, &args);
+    count_load(mb);
     if (p->probe && p->probe->routing)
         p->probe->routing(p->probe->arg, mb->layer, mb->expert, mb->weight, mb->n_tok, m->top_k);
 }
 
 /* ---- sorting ------------------------------------------------------------------------------------- */
 
-/* The (token, choice) pairs of a chunk, sorted by expert; those of one expert keep their order. */
-struct sorted {
-    int32_t *first;  /* (n_expert + 1) prefix sums          */
-    int32_t *token;  /* (n_tok * top_k) row of the input    */
-    int32_t *row_of; /* (n_tok, top_k) place of the pair    */
-};
-
-static struct sorted sort_pairs(struct micro_batch *mb, int begin, int n_tok)
+struct moe_sorted moe_sort(struct arena *scratch, int n_expert, size_t n, const int32_t *expert,
+                           const int32_t *token)
 {
-    const struct moe_config *m = &mb->pass->config->moe;
-    size_t n = (size_t)n_tok * (size_t)m->top_k, n_expert = (size_t)m->n_expert;
-    const int32_t *expert = mb->expert + (size_t)begin * (size_t)m->top_k;
-    struct sorted s = {.first = arena_calloc(&mb->scratch, n_expert + 1, sizeof(int32_t)),
-                       .token = arena_alloc(&mb->scratch, n, sizeof(int32_t)),
-                       .row_of = arena_alloc(&mb->scratch, n, sizeof(int32_t))};
-    int32_t *next = arena_alloc(&mb->scratch, n_expert, sizeof(int32_t));
+    struct moe_sorted s = {.first = arena_calloc(scratch, (size_t)n_expert + 1, sizeof(int32_t)),
+                           .token = arena_alloc(scratch, n, sizeof(int32_t)),
+                           .row_of = arena_alloc(scratch, n, sizeof(int32_t))};
+    int32_t *next = arena_alloc(scratch, (size_t)n_expert, sizeof(int32_t));
     for (size_t i = 0; i < n; i++)
         s.first[expert[i] + 1]++;
-    for (size_t e = 0; e < n_expert; e++) {
+    for (int e = 0; e < n_expert; e++) {
         s.first[e + 1] += s.first[e];
         next[e] = s.first[e];
     }
     for (size_t i = 0; i < n; i++) {
         s.row_of[i] = next[expert[i]]++;
-        s.token[s.row_of[i]] = begin + (int32_t)(i / (size_t)m->top_k);
+        s.token[s.row_of[i]] = token[i];
     }
     return s;
+}
+
+/* The pairs of tokens [begin, begin + n_tok). */
+static struct moe_sorted sort_pairs(struct micro_batch *mb, int begin, int n_tok)
+{
+    const struct moe_config *m = &mb->pass->config->moe;
+    size_t top_k = (size_t)m->top_k, n = (size_t)n_tok * top_k;
+    int32_t *token = arena_alloc(&mb->scratch, n, sizeof(*token));
+    for (size_t i = 0; i < n; i++)
+        token[i] = begin + (int32_t)(i / top_k);
+    return moe_sort(&mb->scratch, m->n_expert, n, mb->expert + (size_t)begin * top_k, token);
 }
 
 /* Most rows first, so that the longest product is not the last to start. Experts are in ascending order in
@@ -97,8 +113,7 @@ static int by_load(const void *a, const void *b)
     return (x->mlp > y->mlp) - (x->mlp < y->mlp);
 }
 
-/* One call for each expert that somebody chose; its output goes to its rows of `part`. */
-static int expert_calls(struct micro_batch *mb, const struct sorted *s, float *part, struct mlp_call *call)
+int moe_calls(const struct micro_batch *mb, const struct moe_sorted *s, float *part, struct mlp_call *call)
 {
     int n = 0;
     for (int e = 0; e < mb->pass->config->moe.n_expert; e++) {
@@ -124,12 +139,14 @@ static void run_chunk(struct micro_batch *mb, int begin, int n_tok)
     const struct moe_config *m = &p->config->moe;
     struct arena *scratch = &mb->scratch;
     size_t hidden = (size_t)p->config->hidden, n_pair = (size_t)n_tok * (size_t)m->top_k;
-    struct sorted s = sort_pairs(mb, begin, n_tok);
+    struct moe_sorted s = sort_pairs(mb, begin, n_tok);
     float *part = arena_alloc(scratch, n_pair * hidden, sizeof(float)), *shared = NULL;
     struct mlp_call *call = arena_alloc(scratch, (size_t)m->n_expert, sizeof(*call)), shared_call;
-    struct mlp_group group[2] = {
-        {.x = &mb->input, .call = call, .intermediate = m->intermediate, .m = (int)n_pair}};
-    group[0].n_call = expert_calls(mb, &s, part, call);
+    struct mlp_group group[2] = {{.x = &mb->input,
+                                  .call = call,
+                                  .intermediate = weights_of(mb)->expert[0].gate.w.n,
+                                  .m = (int)n_pair}};
+    group[0].n_call = moe_calls(mb, &s, part, call);
     if (m->shared_intermediate) {
         int32_t *row = arena_alloc(scratch, (size_t)n_tok, sizeof(*row));
         for (int i = 0; i < n_tok; i++)
@@ -139,7 +156,7 @@ static void run_chunk(struct micro_batch *mb, int begin, int n_tok)
         group[1] = (struct mlp_group){.x = &mb->input,
                                       .call = &shared_call,
                                       .n_call = 1,
-                                      .intermediate = m->shared_intermediate,
+                                      .intermediate = weights_of(mb)->mlp.gate.w.n,
                                       .m = n_tok};
     }
     mlp_run(mb, group, shared ? 2 : 1);

@@ -1,13 +1,11 @@
 #include "model/slots.h"
 
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #include "base/mem.h"
+#include "model/origin.h"
 
 #define SLOT_ALIGN 64u
-#define HUGE_PAGE  ((size_t)2 << 20)
 
 void slots_init(struct slots *s)
 {
@@ -17,8 +15,9 @@ void slots_init(struct slots *s)
 
 void slots_free(struct slots *s)
 {
-    if (s->map_base)
-        munmap(s->map_base, s->mapped);
+    pages_free(&s->slab);
+    for (int i = 0; i < s->n; i++)
+        origin_drop(s->slot[i].origin);
     free(s->slot);
     arena_free(&s->names);
     *s = (struct slots){0};
@@ -31,7 +30,7 @@ static struct slot *add(struct slots *s, const char *name, int n, int k)
         s->slot = mem_grow(s->slot, (size_t)s->cap, sizeof(*s->slot));
     }
     struct slot *slot = &s->slot[s->n++];
-    *slot = (struct slot){.name = arena_strdup(&s->names, name), .n = n, .k = k};
+    *slot = (struct slot){.name = arena_strdup(&s->names, name), .n = n, .k = k, .n_whole = n, .k_whole = k};
     return slot;
 }
 
@@ -50,11 +49,35 @@ void slots_add_vector(struct slots *s, float **to, int n, float dummy, const cha
     slot->dummy = dummy;
 }
 
-static size_t slot_bytes(const struct slot *s)
+void slots_cut(struct slots *s, int row, int n, int column, int k)
+{
+    ASSERT(s->n > 0);
+    struct slot *slot = &s->slot[s->n - 1];
+    ASSERT(row >= 0 && n >= 0 && row + n <= slot->n_whole && column >= 0 && column + k <= slot->k_whole);
+    slot->row = row;
+    slot->n = n;
+    slot->column = column;
+    slot->k = k;
+}
+
+size_t slot_bytes(const struct slot *s)
 {
     size_t bytes = s->kind == SLOT_MATRIX ? weight_data_bytes(s->weight->type, s->n, s->k)
                                           : (size_t)s->n * sizeof(float);
     return (bytes + SLOT_ALIGN - 1) & ~(size_t)(SLOT_ALIGN - 1);
+}
+
+uint8_t *slot_address(const struct slot *s)
+{
+    return s->kind == SLOT_MATRIX ? s->weight->data : (uint8_t *)*s->vector;
+}
+
+void slot_set_address(struct slot *s, uint8_t *at)
+{
+    if (s->kind == SLOT_MATRIX)
+        s->weight->data = at;
+    else
+        *s->vector = (float *)(void *)at;
 }
 
 size_t slots_bytes(const struct slots *s)
@@ -66,31 +89,13 @@ size_t slots_bytes(const struct slots *s)
     return total;
 }
 
-/* The slab begins on a huge page, so that the kernel can back all of it with them: a decode step reads the
- * weights once through, and with 4 KB pages the TLB would miss on every one. */
 enum nyb_code slots_reserve(struct slots *s, struct nyb_err *err)
 {
-    s->slab_bytes = slots_bytes(s);
-    if (!size_add(s->slab_bytes, HUGE_PAGE, &s->mapped))
-        return err_set(err, NYB_E_MEMORY, "the weights are more than memory can address");
-    void *base =
-        mmap(NULL, s->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
-        s->mapped = 0;
-        return err_set(err, NYB_E_MEMORY, "no memory for %.2f GB of weights", (double)s->slab_bytes * 1e-9);
-    }
-    s->map_base = base;
-    s->slab = (uint8_t *)(((uintptr_t)base + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
-    if (s->slab_bytes >= HUGE_PAGE) /* whole pages only: a small model must not grow to 2 MB */
-        madvise(s->slab, s->slab_bytes & ~(HUGE_PAGE - 1), MADV_HUGEPAGE);
-    uint8_t *at = s->slab;
+    TRY(pages_reserve(&s->slab, slots_bytes(s), err));
+    uint8_t *at = s->slab.data;
     for (int i = 0; i < s->n; i++) {
-        struct slot *slot = &s->slot[i];
-        if (slot->kind == SLOT_MATRIX)
-            slot->weight->data = at;
-        else
-            *slot->vector = (float *)(void *)at;
-        at += slot_bytes(slot);
+        slot_set_address(&s->slot[i], at);
+        at += slot_bytes(&s->slot[i]);
     }
     return NYB_OK;
 }

@@ -9,28 +9,31 @@
 #include "base/arena.h"
 #include "checkpoint/quant.h"
 #include "kernels/weight.h"
+#include "model/pages.h"
+
+struct origin;
 
 enum slot_kind { SLOT_MATRIX, SLOT_VECTOR };
 
 struct slot {
     enum slot_kind kind;
-    const char *name;                 /* module of a matrix, tensor of a vector            */
-    int n, k;                         /* k 1 for a vector                                  */
-    struct weight *weight;            /* matrix: what the layers compute with              */
-    float **vector;                   /* vector: (n) fp32, whatever the file has           */
-    float dummy;                      /* what fills a vector that has no checkpoint        */
-    struct linear_source source;      /* resolved: matrix; all zero for a random one       */
+    const char *name;            /* module of a matrix, tensor of a vector            */
+    int n, k;                    /* k 1 for a vector                                  */
+    int row, column;             /* where they begin in the parameter, of which this rank may hold a part */
+    int n_whole, k_whole;        /* the parameter's own shape                         */
+    struct weight *weight;       /* matrix: what the layers compute with              */
+    float **vector;              /* vector: (n) fp32, whatever the file has           */
+    float dummy;                 /* what fills a vector that has no checkpoint        */
+    struct linear_source source; /* resolved: matrix; all zero for a random one       */
     const struct ckpt_tensor *tensor; /* resolved: vector                                  */
+    struct origin *origin;            /* whose tensors those are (origin.h); NULL: nobody keeps them open */
 };
 
 struct slots {
     struct slot *slot;
     int n, cap;
     struct arena names;
-    uint8_t *slab;
-    size_t slab_bytes; /* in use                 */
-    size_t mapped;     /* from map_base on       */
-    uint8_t *map_base; /* slab, before alignment */
+    struct pages slab;
 };
 
 void slots_init(struct slots *s);
@@ -38,6 +41,13 @@ void slots_free(struct slots *s);
 /* The name is copied. `to` must stay where it is. */
 void slots_add_matrix(struct slots *s, struct weight *to, int n, int k, const char *name);
 void slots_add_vector(struct slots *s, float **to, int n, float dummy, const char *name);
+
+/* The last slot added is only these rows and columns of its parameter: columns whole groups of NVFP4. */
+void slots_cut(struct slots *s, int row, int n, int column, int k);
+
+size_t slot_bytes(const struct slot *s);            /* in the slab, padded to a multiple of 64 */
+uint8_t *slot_address(const struct slot *s);        /* after slots_reserve                     */
+void slot_set_address(struct slot *s, uint8_t *at); /* of its matrix or vector                 */
 
 /* Bytes that slots_reserve takes; SIZE_MAX when they are too many to count. */
 size_t slots_bytes(const struct slots *s);
@@ -49,6 +59,9 @@ enum nyb_code slots_reserve(struct slots *s, struct nyb_err *err) NYB_MUST_CHECK
 /* Find every slot in the checkpoint; all that is missing is named in one error. */
 enum nyb_code source_resolve(struct slots *s, struct ckpt *c, const struct quant *q,
                              struct nyb_err *err) NYB_MUST_CHECK;
+/* The same for one slot. */
+enum nyb_code source_resolve_slot(struct slot *s, struct ckpt *c, const struct quant *q,
+                                  struct nyb_err *err) NYB_MUST_CHECK;
 /* Types as the configuration declares them, bf16 where it declares none. */
 enum nyb_code source_resolve_dummy(struct slots *s, const struct quant *q,
                                    struct nyb_err *err) NYB_MUST_CHECK;

@@ -32,12 +32,12 @@ static enum nyb_code resolve_vector(struct slot *s, struct ckpt *c, struct nyb_e
     const struct ckpt_tensor *t = ckpt_take(c, s->name);
     bool fits = t->n_dim >= 1 && dtype_is_float(t->dtype);
     for (int i = 0; i < t->n_dim; i++)
-        fits = fits && t->dim[i] == (i + 1 == t->n_dim ? s->n : 1);
+        fits = fits && t->dim[i] == (i + 1 == t->n_dim ? s->n_whole : 1);
     if (!fits)
         return err_at(
             err, NYB_E_FORMAT, s->name, -1,
             "in %s: has dtype %s, %d dimensions and %llu bytes, expected [%d] of F32, F16, BF16 or F64",
-            c->file[t->file].path, dtype_name(t->dtype), t->n_dim, (unsigned long long)t->bytes, s->n);
+            c->file[t->file].path, dtype_name(t->dtype), t->n_dim, (unsigned long long)t->bytes, s->n_whole);
     s->tensor = t;
     return NYB_OK;
 }
@@ -45,7 +45,7 @@ static enum nyb_code resolve_vector(struct slot *s, struct ckpt *c, struct nyb_e
 static enum nyb_code resolve_matrix(struct slot *s, struct ckpt *c, const struct quant *q,
                                     struct nyb_err *err)
 {
-    TRY(quant_linear(q, c, s->name, s->n, s->k, &s->source, err));
+    TRY(quant_linear(q, c, s->name, s->n_whole, s->k_whole, &s->source, err));
     s->weight->type = type_of(s->source.kind);
     s->weight->n = s->n;
     s->weight->k = s->k;
@@ -63,14 +63,23 @@ static enum nyb_code report_missing(const struct slot *s, struct ckpt *c, const 
     enum nyb_code code;
     if (s->kind == SLOT_VECTOR)
         code = err_at(&first, NYB_E_FORMAT, s->name, -1, "is missing in %s, expected a vector of [%d]",
-                      c->folder, s->n);
+                      c->folder, s->n_whole);
     else
-        code = quant_linear(q, c, s->name, s->n, s->k, &unused, &first);
+        code = quant_linear(q, c, s->name, s->n_whole, s->k_whole, &unused, &first);
     ASSERT(code != NYB_OK);
     if (n_missing == 1)
         return err_at(err, code, first.where, -1, "%s", first.message);
     return err_at(err, code, first.where, -1, "%.480s; %d parameters are missing in all, the last is %.180s",
                   first.message, n_missing, last->name);
+}
+
+enum nyb_code source_resolve_slot(struct slot *s, struct ckpt *c, const struct quant *q, struct nyb_err *err)
+{
+    if (s->kind == SLOT_MATRIX)
+        return resolve_matrix(s, c, q, err);
+    if (!is_there(s, c))
+        return report_missing(s, c, q, 1, s, err);
+    return resolve_vector(s, c, err);
 }
 
 enum nyb_code source_resolve(struct slots *s, struct ckpt *c, const struct quant *q, struct nyb_err *err)
@@ -112,14 +121,14 @@ enum nyb_code source_resolve_dummy(struct slots *s, const struct quant *q, struc
         if (slot->kind == SLOT_VECTOR)
             continue;
         enum weight_type t = type[quant_scheme_of(q, slot->name)];
-        if (t == WEIGHT_NVFP4 && slot->k % 16)
+        if (t == WEIGHT_NVFP4 && slot->k_whole % 16)
             return err_at(err, NYB_E_UNSUPPORTED, slot->name, -1,
-                          "NVFP4 needs a multiple of 16 input features, this module has %d", slot->k);
+                          "NVFP4 needs a multiple of 16 input features, this module has %d", slot->k_whole);
         slot->source = (struct linear_source){0};
         slot->weight->type = t;
         slot->weight->n = slot->n;
         slot->weight->k = slot->k;
-        slot->weight->global_scale = dummy_scale(t, slot->k);
+        slot->weight->global_scale = dummy_scale(t, slot->k_whole);
         slot->weight->input_scale = 6.0f / (6 * 448); /* inputs of unit spread stay below 6 */
     }
     return NYB_OK;

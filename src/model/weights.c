@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "model/arch.h"
+#include "model/ep.h"
 
 #define NAME_MAX_BYTES 256
 
@@ -44,21 +45,44 @@ static void add_vector(struct declare *d, float **to, int n, float dummy, const 
     slots_add_vector(&d->w->slots, to, n, dummy, in_layer(d, name, 0, ""));
 }
 
-static void add_linear(struct declare *d, struct linear *to, int n, int k, bool bias, const char *name,
-                       int expert)
+/* A linear layer of which this rank computes some outputs. */
+static void add_some_rows(struct declare *d, struct linear *to, int n, int k, struct shard_range rows,
+                          bool bias, const char *name, int expert)
 {
-    slots_add_matrix(&d->w->slots, &to->w, n, k, in_layer(d, name, expert, ""));
+    struct slots *s = &d->w->slots;
+    slots_add_matrix(s, &to->w, n, k, in_layer(d, name, expert, ""));
+    slots_cut(s, rows.begin, rows.count, 0, k);
+    if (!bias)
+        return;
+    slots_add_vector(s, &to->bias, n, 0, in_layer(d, name, expert, ".bias"));
+    slots_cut(s, rows.begin, rows.count, 0, 1);
+}
+
+/* A linear layer of which this rank has some inputs: its outputs are parts of sums. */
+static void add_some_columns(struct declare *d, struct linear *to, int n, int k, struct shard_range columns,
+                             bool bias, const char *name, int expert)
+{
+    struct slots *s = &d->w->slots;
+    slots_add_matrix(s, &to->w, n, k, in_layer(d, name, expert, ""));
+    slots_cut(s, 0, n, columns.begin, columns.count);
     if (bias)
-        slots_add_vector(&d->w->slots, &to->bias, n, 0, in_layer(d, name, expert, ".bias"));
+        slots_add_vector(s, &to->bias, n, 0, in_layer(d, name, expert, ".bias"));
 }
 
 static void add_mlp(struct declare *d, struct mlp *to, int intermediate, const char *gate, const char *up,
                     const char *down, int expert)
 {
     int hidden = d->c->hidden;
-    add_linear(d, &to->gate, intermediate, hidden, d->c->mlp_bias, gate, expert);
-    add_linear(d, &to->up, intermediate, hidden, d->c->mlp_bias, up, expert);
-    add_linear(d, &to->down, hidden, intermediate, d->c->mlp_bias, down, expert);
+    bool bias = d->c->mlp_bias;
+    struct shard_range some = shard_units(&d->c->shard, intermediate);
+    add_some_rows(d, &to->gate, intermediate, hidden, some, bias, gate, expert);
+    add_some_rows(d, &to->up, intermediate, hidden, some, bias, up, expert);
+    add_some_columns(d, &to->down, hidden, intermediate, some, bias, down, expert);
+}
+
+static struct shard_range times(struct shard_range heads, int head_dim)
+{
+    return (struct shard_range){heads.begin * head_dim, heads.count * head_dim};
 }
 
 static void add_attention(struct declare *d, struct layer_weights *l)
@@ -68,10 +92,12 @@ static void add_attention(struct declare *d, struct layer_weights *l)
     int q = c->n_head * c->head_dim, kv = c->n_kv_head * c->head_dim;
     add_vector(d, &l->attention_norm, c->hidden, 1, n->attention_norm);
     add_vector(d, &l->mlp_norm, c->hidden, 1, n->mlp_norm);
-    add_linear(d, &l->q, q, c->hidden, c->qkv_bias, n->q, 0);
-    add_linear(d, &l->k, kv, c->hidden, c->qkv_bias, n->k, 0);
-    add_linear(d, &l->v, kv, c->hidden, c->qkv_bias, n->v, 0);
-    add_linear(d, &l->o, c->hidden, q, c->o_bias, n->o, 0);
+    struct shard_range some_q = times(c->shard.head, c->head_dim),
+                       some_kv = times(c->shard.kv_head, c->head_dim);
+    add_some_rows(d, &l->q, q, c->hidden, some_q, c->qkv_bias, n->q, 0);
+    add_some_rows(d, &l->k, kv, c->hidden, some_kv, c->qkv_bias, n->k, 0);
+    add_some_rows(d, &l->v, kv, c->hidden, some_kv, c->qkv_bias, n->v, 0);
+    add_some_columns(d, &l->o, c->hidden, q, some_q, c->o_bias, n->o, 0);
     if (c->qk_norm) {
         add_vector(d, &l->q_norm, c->head_dim, 1, n->q_norm);
         add_vector(d, &l->k_norm, c->head_dim, 1, n->k_norm);
@@ -86,7 +112,8 @@ static void add_experts(struct declare *d, struct layer_weights *l)
     if (m->has_correction_bias)
         add_vector(d, &l->correction_bias, m->n_expert, 0, n->correction_bias);
     l->expert = mem_alloc((size_t)m->n_expert, sizeof(*l->expert));
-    for (int e = 0; e < m->n_expert; e++)
+    struct shard_range own = ep_experts(&d->c->shard, m->n_expert); /* the others stay empty */
+    for (int e = own.begin; e < own.begin + own.count; e++)
         add_mlp(d, &l->expert[e], m->intermediate, n->expert_gate, n->expert_up, n->expert_down, e);
     if (m->shared_intermediate)
         add_mlp(d, &l->mlp, m->shared_intermediate, n->shared_gate, n->shared_up, n->shared_down, 0);
@@ -123,14 +150,22 @@ void weights_declare(struct weights *w, const struct model_config *c, bool own_h
             add_mlp(&d, &l->mlp, c->intermediate, n->gate, n->up, n->down, 0);
     }
     slots_add_vector(&w->slots, &w->final_norm, c->hidden, 1, n->final_norm);
-    if (!w->head_is_embed)
+    if (!w->head_is_embed) {
+        struct shard_range columns = shard_units(&c->shard, c->vocab); /* of the logits */
         slots_add_matrix(&w->slots, &w->head, c->vocab, c->hidden, n->head);
+        slots_cut(&w->slots, columns.begin, columns.count, 0, c->hidden);
+    }
 }
 
-void weights_link(struct weights *w)
+/* A tied head is some of the embedding's rows; panels lie one after the other. */
+void weights_link(struct weights *w, const struct model_config *c)
 {
-    if (w->head_is_embed)
-        w->head = w->embed;
+    if (!w->head_is_embed)
+        return;
+    struct shard_range rows = shard_units(&c->shard, c->vocab);
+    w->head = w->embed;
+    w->head.n = rows.count;
+    w->head.data += weight_data_bytes(w->embed.type, rows.begin, w->embed.k);
 }
 
 void weights_free(struct weights *w)
@@ -144,12 +179,20 @@ void weights_free(struct weights *w)
 
 /* ---- scales of the KV cache ---------------------------------------------------------------------- */
 
-/* The first of `spelling` that the file has. */
-static enum nyb_code read_kv_scale(struct declare *d, struct ckpt *ckpt, const char *const *spelling,
-                                   float *out, struct nyb_err *err)
+struct kv_wanted {
+    bool (*fn)(const void *arg, const char *tensor); /* NULL: all */
+    const void *arg;
+};
+
+/* The first of `spelling` that the file has and that is wanted. */
+static enum nyb_code read_kv_scale(struct declare *d, struct ckpt *ckpt, const struct kv_wanted *wanted,
+                                   const char *const *spelling, float *out, struct nyb_err *err)
 {
     for (; *spelling; spelling++) {
-        const struct ckpt_tensor *t = ckpt_take(ckpt, in_layer(d, *spelling, 0, ""));
+        const char *name = in_layer(d, *spelling, 0, "");
+        if (wanted->fn && !wanted->fn(wanted->arg, name))
+            continue;
+        const struct ckpt_tensor *t = ckpt_take(ckpt, name);
         if (!t)
             continue;
         TRY(ckpt_read_scalar(ckpt, t, out, err));
@@ -160,19 +203,21 @@ static enum nyb_code read_kv_scale(struct declare *d, struct ckpt *ckpt, const c
     return NYB_OK;
 }
 
-enum nyb_code weights_read_kv_scales(struct weights *w, const struct model_config *c, struct ckpt *ckpt,
+enum nyb_code weights_read_kv_scales(float *k, float *v, const struct model_config *c, struct ckpt *ckpt,
+                                     bool (*fn)(const void *arg, const char *tensor), const void *arg,
                                      struct nyb_err *err)
 {
-    static const char *const k[] = {"self_attn.k_proj.k_scale", "self_attn.k_scale",
-                                    "self_attn.attn.k_scale",   "self_attn.qkv_proj.k_scale",
-                                    "self_attn.kv_scale",       NULL};
-    static const char *const v[] = {"self_attn.v_proj.v_scale", "self_attn.v_scale",
-                                    "self_attn.attn.v_scale",   "self_attn.qkv_proj.v_scale",
-                                    "self_attn.kv_scale",       NULL};
-    struct declare d = {.w = w, .c = c, .names = &c->arch->names};
+    static const char *const k_name[] = {"self_attn.k_proj.k_scale", "self_attn.k_scale",
+                                         "self_attn.attn.k_scale",   "self_attn.qkv_proj.k_scale",
+                                         "self_attn.kv_scale",       NULL};
+    static const char *const v_name[] = {"self_attn.v_proj.v_scale", "self_attn.v_scale",
+                                         "self_attn.attn.v_scale",   "self_attn.qkv_proj.v_scale",
+                                         "self_attn.kv_scale",       NULL};
+    const struct kv_wanted wanted = {fn, arg};
+    struct declare d = {.c = c, .names = &c->arch->names};
     for (d.layer = 0; d.layer < c->n_layer; d.layer++) {
-        TRY(read_kv_scale(&d, ckpt, k, &w->layer[d.layer].k_scale, err));
-        TRY(read_kv_scale(&d, ckpt, v, &w->layer[d.layer].v_scale, err));
+        TRY(read_kv_scale(&d, ckpt, &wanted, k_name, &k[d.layer], err));
+        TRY(read_kv_scale(&d, ckpt, &wanted, v_name, &v[d.layer], err));
     }
     return NYB_OK;
 }

@@ -39,11 +39,13 @@ bool weights_own_head(const struct model_config *c, const struct ckpt *ckpt);
 /* Declare every parameter that the configuration implies. */
 void weights_declare(struct weights *w, const struct model_config *c, bool own_head);
 /* After the slots are reserved and typed: what refers to another slot's data. */
-void weights_link(struct weights *w);
+void weights_link(struct weights *w, const struct model_config *c);
 void weights_free(struct weights *w);
 
-/* Scales of an FP8 KV cache, in all the spellings that occur; 1 where the file has none. */
-enum nyb_code weights_read_kv_scales(struct weights *w, const struct model_config *c, struct ckpt *ckpt,
+/* Scales of an FP8 KV cache into k and v (n_layer), in all the spellings that occur; left alone where the
+ * file has none, or none that `wanted` (NULL: all are) accepts by name. */
+enum nyb_code weights_read_kv_scales(float *k, float *v, const struct model_config *c, struct ckpt *ckpt,
+                                     bool (*wanted)(const void *arg, const char *tensor), const void *arg,
                                      struct nyb_err *err) NYB_MUST_CHECK;
 
 #endif

@@ -168,7 +168,10 @@ static void test_config_units(void **state)
     assert_int_equal(c.kv_dtype, NYB_KV_FP8 + 1);
     assert_int_equal(config_set(&c, "ssl-certfile", "x", NULL, &err), NYB_OK);
     assert_string_equal(c.tls_cert, "x");
-    assert_int_equal(config_set(&c, "tensor-parallel-size", "2", NULL, &err), NYB_E_ARG);
+    assert_int_equal(config_set(&c, "tensor-parallel-size", "2", NULL, &err), NYB_OK);
+    assert_int_equal(c.tensor_parallel_size, 2);
+    assert_int_equal(config_set(&c, "tensor-parallel-size", "65", NULL, &err), NYB_E_ARG);
+    assert_int_equal(config_set(&c, "pipeline-parallel-size", "2", NULL, &err), NYB_E_ARG);
     config_free(&c);
 }
 

@@ -79,7 +79,7 @@ static int open_house(void **state)
                                    .max_logprobs = 20,
                                    .n_block = 64,
                                    .prefix_cache = true};
-    assert_int_equal(engine_open(&h->e.engine, &runner, &o, &err), NYB_OK);
+    assert_int_equal(engine_open(&h->e.engine, &runner, &o, 60000, &err), NYB_OK);
     *state = h;
     return 0;
 }

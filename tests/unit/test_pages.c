@@ -1,0 +1,105 @@
+/* Exchanging the pages of two slabs: by page tables, by copying, in runs, at odd ends. */
+#include "test.h"
+
+#include <unistd.h>
+
+#include "model/pages.h"
+
+#define N_CHUNK 5
+
+static void must(enum nyb_code code)
+{
+    assert_int_equal(code, NYB_OK);
+}
+
+static uint8_t value(int slab, size_t at)
+{
+    return (uint8_t)(at * 31 + at / PAGES_HUGE * 7 + (size_t)slab * 101);
+}
+
+static void fill(struct pages *p, int slab)
+{
+    for (size_t i = 0; i < p->bytes; i++)
+        p->data[i] = value(slab, i);
+}
+
+/* Bytes [begin, end) are the other slab's. */
+static void check(const struct pages *p, int slab, size_t begin, size_t end)
+{
+    for (size_t i = 0; i < p->bytes; i++)
+        if (p->data[i] != value(i >= begin && i < end ? !slab : slab, i))
+            fail_msg("byte %zu of slab %d is %u", i, slab, p->data[i]);
+}
+
+static void test_pages_are_aligned_and_zero(void **state)
+{
+    (void)state;
+    struct pages p;
+    must(pages_reserve(&p, 12345, NULL));
+    assert_int_equal((uintptr_t)p.data % PAGES_HUGE, 0);
+    for (size_t i = 0; i < 12345; i++)
+        assert_int_equal(p.data[i], 0);
+    pages_free(&p);
+    assert_null(p.data);
+    assert_int_equal(pages_reserve(&p, SIZE_MAX - 5, NULL), NYB_E_MEMORY);
+    pages_free(&p);
+}
+
+static void test_pages_exchange_runs(void **state)
+{
+    (void)state;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (N_CHUNK - 1) * PAGES_HUGE + 3 * page;
+    struct pages a, b;
+    struct pool *pool;
+    must(pool_open(&pool, 2, NULL));
+    must(pages_reserve(&a, bytes, NULL));
+    must(pages_reserve(&b, bytes, NULL));
+    fill(&a, 0);
+    fill(&b, 1);
+    const uint8_t *at = a.data;
+    for (int first = 0; first < N_CHUNK; first++)
+        for (int last = first; last < N_CHUNK; last++) {
+            size_t begin = (size_t)first * PAGES_HUGE;
+            size_t end = last + 1 < N_CHUNK ? (size_t)(last + 1) * PAGES_HUGE : bytes;
+            pages_exchange(a.data + begin, b.data + begin, end - begin, pool);
+            check(&a, 0, begin, end);
+            check(&b, 1, begin, end);
+            pages_exchange(a.data + begin, b.data + begin, end - begin, pool); /* twice is nothing */
+        }
+    check(&a, 0, 0, 0);
+    check(&b, 1, 0, 0);
+    assert_ptr_equal(at, a.data);
+    pages_free(&a);
+    pages_free(&b);
+    pool_close(pool);
+}
+
+/* A vector of a small model ends anywhere; so may what is copied. */
+static void test_pages_exchange_by_copy(void **state)
+{
+    (void)state;
+    struct pages a, b;
+    struct pool *pool;
+    size_t bytes = PAGES_HUGE + 4321;
+    must(pool_open(&pool, 2, NULL));
+    must(pages_reserve(&a, bytes, NULL));
+    must(pages_reserve(&b, bytes, NULL));
+    fill(&a, 0);
+    fill(&b, 1);
+    pages_exchange_by_copy(a.data + 77, b.data + 77, bytes - 100, pool);
+    check(&a, 0, 77, bytes - 23);
+    check(&b, 1, 77, bytes - 23);
+    pages_free(&a);
+    pages_free(&b);
+    pool_close(pool);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pages_are_aligned_and_zero),
+        cmocka_unit_test(test_pages_exchange_runs),
+        cmocka_unit_test(test_pages_exchange_by_copy),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,6 +1,7 @@
 #include "server/access_log.h"
 
 #include <netdb.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -8,7 +9,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 
+#define PATH_SHOWN  400 /* bytes of it, each of which may take six: the line stays below PIPE_BUF */
 #define LEFT_STATUS 499 /* nginx's number for a client that left before there was an answer */
 
 static void client_address(const struct exchange *x, char *text, size_t cap)
@@ -66,12 +69,28 @@ static void add_number(struct line *l, const char *key, uint64_t value)
     buf_printf(&l->b, "%llu", (unsigned long long)value);
 }
 
+/* A reader of the log that stalls or is gone is no reason to stop serving: a line that would have to wait is
+ * lost. A pipe that takes anything takes a line of up to PIPE_BUF bytes whole. */
+static void write_line(uint64_t *lost, const struct buf *line)
+{
+    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    if (poll(&out, 1, 0) != 1 || !(out.revents & POLLOUT) ||
+        write(STDOUT_FILENO, line->data, line->len) < 0) {
+        if ((*lost)++ == 0)
+            log_warn("the access log cannot be written: lines are lost");
+        return;
+    }
+    if (*lost)
+        log_warn("the access log is written again: %llu lines were lost", (unsigned long long)*lost);
+    *lost = 0;
+}
+
 void access_log_write(const struct exchange *x)
 {
     if (!x->s->config->access_log)
         return;
     struct line l = {.json = x->s->config->log_format == CONFIG_LOG_JSON};
-    char address[NI_MAXHOST], time_text[64];
+    char address[NI_MAXHOST], time_text[64], path[PATH_SHOWN];
     client_address(x, address, sizeof(address));
     now(time_text, sizeof(time_text));
     add_text(&l, "time", time_text);
@@ -80,7 +99,8 @@ void access_log_write(const struct exchange *x)
     add_text(&l, "id", x->id);
     add_text(&l, "client", address);
     add_text(&l, "method", x->method);
-    add_text(&l, "path", x->path);
+    snprintf(path, sizeof(path), "%s", x->path);
+    add_text(&l, "path", path);
     add_number(&l, "status",
                (uint64_t)(x->status && !(x->gone && x->state != EXCHANGE_SENT) ? x->status : LEFT_STATUS));
     add_key(&l, "ms");
@@ -93,7 +113,6 @@ void access_log_write(const struct exchange *x)
     if (x->left)
         add_text(&l, "end", "incomplete");
     buf_add_str(&l.b, l.json ? "}\n" : "\n");
-    ssize_t n = write(STDOUT_FILENO, l.b.data, l.b.len); /* one call a line */
-    (void)n;                                             /* a closed pipe is no reason to stop serving */
+    write_line(&x->s->log_lost, &l.b);
     buf_free(&l.b);
 }

@@ -107,6 +107,30 @@ void answer_add_usage(struct buf *b, const struct gen_usage *u)
                (long long)u->cached, (long long)u->reasoning);
 }
 
+void answer_add_versions(struct buf *b, const char *last, const char *first)
+{
+    if (!*last)
+        return;
+    buf_add_str(b, ",\"weight_version\":");
+    json_add_string(b, last, strlen(last));
+    if (!*first || !strcmp(first, last))
+        return;
+    buf_add_str(b, ",\"first_weight_version\":");
+    json_add_string(b, first, strlen(first));
+}
+
+/* From the choice that began first to the one that ended last. */
+static void add_range(const struct gen *g, struct buf *b)
+{
+    const struct choice *first = &g->choice[0], *last = first;
+    for (int i = 1; i < g->n_choice; i++) {
+        const struct choice *c = &g->choice[i];
+        first = c->first_ns && (!first->first_ns || c->first_ns < first->first_ns) ? c : first;
+        last = c->last_ns > last->last_ns ? c : last;
+    }
+    answer_add_versions(b, last->version, first->first_version);
+}
+
 static void add_choice(const struct choice *c, struct buf *b)
 {
     const struct gen *g = c->g;
@@ -143,6 +167,7 @@ void answer_write(struct gen *g, struct buf *b)
     }
     buf_add_byte(b, ']');
     answer_add_usage(b, &u);
+    add_range(g, b);
     if (g->api == GEN_CHAT && g->n_prompt_logprob != NYB_UNSET) {
         buf_add_str(b, ",\"prompt_logprobs\":");
         logprob_add_prompt_list(&g->choice[0], b);

@@ -14,6 +14,9 @@ void answer_add_parts(const struct choice *c, struct buf *b, bool delta);
 void answer_add_tail(const struct choice *c, struct buf *b);
 /* , "usage": {..} */
 void answer_add_usage(struct buf *b, const struct gen_usage *u);
+/* , "weight_version": .. of the weights that made the last token; where others computed the first token of a
+ * prompt, "first_weight_version": .. as well. Nothing where nothing was computed. */
+void answer_add_versions(struct buf *b, const char *last, const char *first);
 /* [1,2,3] */
 void answer_add_prompt_ids(const struct choice *c, struct buf *b);
 

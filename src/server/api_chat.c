@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "server/constraint.h"
 #include "server/error.h"
 #include "server/messages.h"
 #include "server/params_json.h"
@@ -11,22 +12,18 @@
 #include "server/tool_choice.h"
 
 struct chat {
-    struct server *s;
-    struct gen *g;
-    json_t *body;
-    struct arena arena;
-    struct nyb_sampling sampling;
-    int32_t *rendered; /* the prompt's ids; nyb_free */
+    struct request_job *j;
     struct request_prompt prompt;
+    const char *echo; /* the last message's content, which the answer repeats; NULL: no such wish */
 };
 
 /* logprobs is a switch here, top_logprobs the number. */
 static enum nyb_code read_logprobs(struct chat *c, struct nyb_err *err)
 {
     bool wanted = false;
-    int top = NYB_UNSET, max = c->s->info->max_logprobs;
-    TRY(params_bool(c->body, "logprobs", &wanted, err));
-    TRY(params_int(c->body, "top_logprobs", &top, err));
+    int top = NYB_UNSET, max = c->j->s->info->max_logprobs;
+    TRY(params_bool(c->j->body, "logprobs", &wanted, err));
+    TRY(params_int(c->j->body, "top_logprobs", &top, err));
     if (top != NYB_UNSET && (top < 0 || top > max))
         return err_at(err, NYB_E_RANGE, "top_logprobs", -1,
                       "top_logprobs must be in [0, %d], got %d. (parameter=top_logprobs, value=%d)", max, top,
@@ -36,93 +33,201 @@ static enum nyb_code read_logprobs(struct chat *c, struct nyb_err *err)
             err, NYB_E_ARG, "top_logprobs", -1,
             "when using top_logprobs, logprobs must be set to true. (parameter=top_logprobs, value=%d)", top);
     if (wanted)
-        c->g->n_logprob = top == NYB_UNSET ? 0 : top;
+        c->j->g->n_logprob = top == NYB_UNSET ? 0 : top;
     return NYB_OK;
 }
 
-/* More variables for the template; FastDeploy's enable_thinking is one of them. */
+/* Variables for the template that are fields of the request, too. */
 static enum nyb_code read_kwargs(struct chat *c, char **out, struct nyb_err *err)
 {
-    json_t *kwargs = json_object_get(c->body, "chat_template_kwargs");
-    json_t *thinking = json_object_get(c->body, "enable_thinking");
+    static const char *const field[] = {"enable_thinking", "reasoning_effort", "documents"};
+    const json_t *effort = json_object_get(c->j->body, "reasoning_effort");
+    const json_t *documents = json_object_get(c->j->body, "documents");
+    const json_t *kwargs = json_object_get(c->j->body, "chat_template_kwargs");
+    bool thinking = false;
     *out = NULL;
+    TRY(params_bool(c->j->body, "enable_thinking", &thinking, err));
+    if (effort && !json_is_null(effort) && !params_is_string(effort))
+        return params_wrong_type(err, "reasoning_effort", "a string", effort);
+    if (documents && !json_is_null(documents) && !json_is_array(documents))
+        return params_wrong_type(err, "documents", "a list of documents", documents);
     if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
         return params_wrong_type(err, "chat_template_kwargs", "an object", kwargs);
-    json_t *all = json_is_object(kwargs) ? json_copy(kwargs) : json_object();
-    if (json_is_boolean(thinking) && !json_object_get(all, "enable_thinking"))
-        json_object_set(all, "enable_thinking", thinking);
+    json_t *all = json_is_object(kwargs) ? json_copy((json_t *)(uintptr_t)kwargs) : json_object();
+    for (size_t i = 0; i < COUNT_OF(field); i++) {
+        json_t *v = json_object_get(c->j->body, field[i]);
+        if (v && !json_is_null(v) && !json_object_get(all, field[i]))
+            json_object_set(all, field[i], v);
+    }
     if (json_object_size(all))
         *out = json_dumps(all, JSON_COMPACT);
     json_decref(all);
     return NYB_OK;
 }
 
-static enum nyb_code render(struct chat *c, struct nyb_err *err)
+/* The ids go into the arena, the text to the answer, whose parser looks at its end. */
+static enum nyb_code render(struct chat *c, struct nyb_chat *chat, struct nyb_err *err)
 {
-    const json_t *tools = json_object_get(c->body, "tools");
-    struct nyb_chat chat = {.add_generation_prompt = true};
+    const json_t *tools = json_object_get(c->j->body, "tools");
+    int32_t *ids;
     char *kwargs;
-    TRY(params_bool(c->body, "add_generation_prompt", &chat.add_generation_prompt, err));
     TRY(read_kwargs(c, &kwargs, err));
-    char *messages = json_dumps(json_object_get(c->body, "messages"), JSON_COMPACT);
+    char *messages = json_dumps(json_object_get(c->j->body, "messages"), JSON_COMPACT);
     char *tool_text = json_is_array(tools) ? json_dumps(tools, JSON_COMPACT) : NULL;
-    chat.messages = messages;
-    chat.tools = tool_text;
-    chat.kwargs = kwargs;
+    chat->messages = messages;
+    chat->tools = tool_text;
+    chat->kwargs = kwargs;
     enum nyb_code code =
-        nyb_render_chat(c->s->engine, &chat, &c->rendered, &c->prompt.n, &c->g->prompt_text, err);
-    c->prompt.ids = c->rendered;
+        nyb_render_chat(c->j->s->engine, chat, &ids, &c->prompt.n, &c->j->g->prompt_text, err);
+    c->prompt.ids = request_keep_ids(c->j, ids, c->prompt.n);
     free(messages);
     free(tool_text);
     free(kwargs);
     return code;
 }
 
-static enum nyb_code read_prompt(struct chat *c, struct nyb_err *err)
+/* The prompt as ids. Its text tells the parser how the answer begins. */
+static enum nyb_code take_ids(struct chat *c, const json_t *v, struct nyb_err *err)
 {
-    const json_t *ids = json_object_get(c->body, "prompt_token_ids");
-    if (ids && !json_is_null(ids))
-        return params_ids(ids, "prompt_token_ids", &c->arena, &c->prompt.ids, &c->prompt.n, err);
-    TRY(messages_normalize(json_object_get(c->body, "messages"), err));
-    TRY(render(c, err));
-    TRY(tool_choice_apply(c->g, c->body, &c->arena, &c->prompt, err));
-    return request_truncate(c->s, c->body, &c->prompt.ids, &c->prompt.n, err);
+    TRY(params_ids(v, "prompt_token_ids", &c->j->arena, &c->prompt.ids, &c->prompt.n, err));
+    if (c->j->s->has_tokenizer)
+        return nyb_detokenize(c->j->s->engine, c->prompt.ids, c->prompt.n, true, &c->j->g->prompt_text, NULL,
+                              err);
+    return NYB_OK;
 }
 
-static enum nyb_code start(struct chat *c, struct nyb_err *err)
+/* FastDeploy's completion_token_ids: a part of the answer that is there already. */
+static enum nyb_code append_ids(struct chat *c, struct nyb_err *err)
 {
-    const json_t *tools = json_object_get(c->body, "tools");
+    int32_t *more;
+    size_t n;
+    TRY(params_ids(json_object_get(c->j->body, "completion_token_ids"), "completion_token_ids", &c->j->arena,
+                   &more, &n, err));
+    if (n == 0)
+        return NYB_OK;
+    request_append_ids(&c->j->arena, &c->prompt, more, n);
+    if (!c->j->s->has_tokenizer)
+        return NYB_OK;
+    struct gen *g = c->j->g;
+    char *text, *before = g->prompt_text;
+    TRY(nyb_detokenize(c->j->s->engine, more, n, true, &text, NULL, err));
+    g->prompt_text = mem_printf("%s%s", before ? before : "", text);
+    nyb_free(text);
+    nyb_free(before);
+    return NYB_OK;
+}
+
+static enum nyb_code refuse_both(struct nyb_err *err, const char *name, const char *other)
+{
+    return err_at(err, NYB_E_ARG, name, -1, "%s and %s cannot be given together. (parameter=%s)", name, other,
+                  name);
+}
+
+/* How the prompt ends. */
+static enum nyb_code read_end(struct chat *c, struct nyb_chat *chat, struct nyb_err *err)
+{
+    const json_t *messages = json_object_get(c->j->body, "messages");
+    const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    const char *role = json_string_value(json_object_get(last, "role"));
+    bool generation = false, special = false, echo = false;
+    TRY(params_bool(c->j->body, "add_generation_prompt", &chat->add_generation_prompt, err));
+    TRY(params_bool(c->j->body, "add_generation_prompt", &generation, err)); /* asked for by name */
+    TRY(params_bool(c->j->body, "continue_final_message", &chat->continue_final_message, err));
+    TRY(params_bool(c->j->body, "add_special_tokens", &special, err));
+    TRY(params_bool(c->j->body, "echo", &echo, err));
+    if (generation && chat->continue_final_message)
+        return refuse_both(err, "continue_final_message", "add_generation_prompt");
+    if (special)
+        return err_at(err, NYB_E_UNSUPPORTED, "add_special_tokens", -1,
+                      "add_special_tokens is not supported in chats: the chat template writes them. "
+                      "(parameter=add_special_tokens)");
+    if (echo && role && !strcmp(role, "assistant"))
+        c->echo = json_string_value(json_object_get(last, "content"));
+    return NYB_OK;
+}
+
+static enum nyb_code read_prompt(struct chat *c, struct nyb_err *err)
+{
+    const json_t *ids = json_object_get(c->j->body, "prompt_token_ids");
+    struct nyb_chat chat = {.add_generation_prompt = true};
+    if (ids && !json_is_null(ids)) {
+        TRY(take_ids(c, ids, err));
+    } else {
+        TRY(messages_normalize(json_object_get(c->j->body, "messages"), err));
+        TRY(read_end(c, &chat, err));
+        TRY(render(c, &chat, err));
+    }
+    TRY(append_ids(c, err));
+    return request_truncate(c->j->s, c->j->body, &c->prompt.ids, &c->prompt.n, err);
+}
+
+/* FastDeploy's reasoning_max_tokens: the engine ends the reasoning by its closing marker. */
+static enum nyb_code read_think_max(struct chat *c, struct nyb_err *err)
+{
+    static const char name[] = "reasoning_max_tokens";
+    const struct parse_format *f = c->j->s->format;
+    struct nyb_sampling *s = &c->j->sampling;
+    const char *text = c->j->g->prompt_text ? c->j->g->prompt_text : "";
+    int32_t *open = NULL, *close = NULL;
+    size_t n_open = 0, n_close = 0;
+    TRY(params_int(c->j->body, name, &s->think_max, err));
+    if (s->think_max == NYB_UNSET || !f->think_close) {
+        s->think_max = NYB_UNSET; /* there is no reasoning that could be too long */
+        return NYB_OK;
+    }
+    TRY(nyb_tokenize(c->j->s->engine, f->think_close, strlen(f->think_close), false, &close, &n_close, err));
+    s->think_close = request_keep_ids(c->j, close, n_close);
+    if (f->think_open && !parse_format_opens(f, text, strlen(text))) {
+        TRY(nyb_tokenize(c->j->s->engine, f->think_open, strlen(f->think_open), false, &open, &n_open, err));
+        s->think_open = request_keep_ids(c->j, open, n_open);
+    }
+    s->n_think_open = (int)n_open;
+    s->n_think_close = (int)n_close;
+    return n_close == 1 && n_open <= 1
+               ? NYB_OK
+               : err_at(err, NYB_E_UNSUPPORTED, name, -1,
+                        "%s is not supported for this model: the mark %s of its reasoning is not one token. "
+                        "(parameter=%s)",
+                        name, f->think_close, name);
+}
+
+/* What to leave out of the answer. */
+static enum nyb_code read_parts(struct gen *g, const json_t *body, struct nyb_err *err)
+{
+    bool reasoning = true, parallel = true;
+    TRY(params_bool(body, "include_reasoning", &reasoning, err));
+    TRY(params_bool(body, "parallel_tool_calls", &parallel, err));
+    g->hides_reasoning = !reasoning;
+    g->one_call = !parallel;
+    return NYB_OK;
+}
+
+static enum nyb_code start(struct request_job *j, struct nyb_err *err)
+{
+    struct chat c = {.j = j};
+    const json_t *tools = json_object_get(j->body, "tools");
     int n;
-    TRY(request_check_model(c->s, c->body, err));
-    TRY(request_check_unsupported(c->body, err));
-    TRY(params_read(&c->sampling, c->body, &c->arena, err));
-    TRY(request_read_common(c->g, c->body, &c->sampling, &n, err));
-    TRY(read_logprobs(c, err));
+    TRY(request_check_model(j->s, j->body, err));
+    TRY(request_check_unsupported(j->body, err));
+    TRY(params_read(&j->sampling, j->body, &j->arena, err));
+    TRY(request_read_common(j->g, j->body, &j->sampling, &n, err));
+    TRY(read_logprobs(&c, err));
+    TRY(read_parts(j->g, j->body, err));
     if (tools && !json_is_null(tools))
         TRY(messages_check_tools(tools, err));
-    TRY(tool_choice_check(c->body, err));
-    TRY(read_prompt(c, err));
-    if (c->s->format_special)
-        c->sampling.keep_special_tokens = true;
-    return request_submit(c->g, &c->prompt, 1, n, &c->sampling, err);
+    TRY(tool_choice_check(j->body, err));
+    TRY(read_prompt(&c, err));
+    TRY(read_think_max(&c, err));
+    TRY(constraint_read(j, err));
+    if (j->s->format_special)
+        j->sampling.keep_special_tokens = true;
+    TRY(constraint_blame(j, request_submit(j->g, &c.prompt, 1, n, &j->sampling, err), err));
+    for (int i = 0; c.echo && i < j->g->n_choice; i++)
+        j->g->choice[i].echo = mem_strdup(c.echo);
+    return NYB_OK;
 }
 
 void api_chat(struct exchange *x)
 {
-    struct nyb_err err = {0};
-    json_t *body = request_parse(x);
-    if (!body)
-        return;
-    params_merge_metadata(body);
-    struct chat c = {.s = x->s, .g = gen_open(x, GEN_CHAT, body), .body = body};
-    arena_init(&c.arena, 4096);
-    if (start(&c, &err) == NYB_OK) {
-        x->gen = c.g;
-    } else {
-        gen_close(c.g);
-        error_reply_err(x, &err);
-    }
-    nyb_free(c.rendered);
-    arena_free(&c.arena);
-    json_decref(body);
+    request_answer(x, GEN_CHAT, start);
 }

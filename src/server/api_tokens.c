@@ -44,7 +44,7 @@ static enum nyb_code tokenize(const struct server *s, json_t *body, int32_t **id
         return tokenize_messages(s, body, ids, n, err);
     if (!prompt)
         return err_at(err, NYB_E_ARG, "prompt", -1, "prompt or messages must be given. (parameter=prompt)");
-    if (!json_is_string(prompt))
+    if (!params_is_string(prompt))
         return params_wrong_type(err, "prompt", "a string", prompt);
     TRY(params_bool(body, "add_special_tokens", &special, err));
     return nyb_tokenize(s->engine, json_string_value(prompt), json_string_length(prompt), special, ids, n,

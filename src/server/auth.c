@@ -50,15 +50,16 @@ static enum nyb_code add_file(struct auth *a, const char *path, struct nyb_err *
     return code;
 }
 
-enum nyb_code auth_open(struct auth **out, const struct serve_config *c, struct nyb_err *err)
+enum nyb_code auth_open(struct auth **out, const struct config_list *keys, const char *file,
+                        const char *option, struct nyb_err *err)
 {
     struct auth *a = mem_alloc(1, sizeof(*a));
     enum nyb_code code = NYB_OK;
-    for (int i = 0; code == NYB_OK && i < c->api_key.n; i++)
-        code = *c->api_key.item[i] ? add_key(a, c->api_key.item[i], strlen(c->api_key.item[i]), err)
-                                   : err_at(err, NYB_E_ARG, "api-key", -1, "an API key must not be empty");
-    if (code == NYB_OK && c->api_key_file)
-        code = add_file(a, c->api_key_file, err);
+    for (int i = 0; code == NYB_OK && i < keys->n; i++)
+        code = *keys->item[i] ? add_key(a, keys->item[i], strlen(keys->item[i]), err)
+                              : err_at(err, NYB_E_ARG, option, -1, "an API key must not be empty");
+    if (code == NYB_OK && file)
+        code = add_file(a, file, err);
     *out = code == NYB_OK && a->n ? a : NULL;
     if (!*out)
         auth_close(a);

@@ -5,10 +5,12 @@
 #include "server/config.h"
 
 struct auth;
-/* *out is NULL where no key is configured: everybody may. */
-enum nyb_code auth_open(struct auth **out, const struct serve_config *c, struct nyb_err *err) NYB_MUST_CHECK;
+/* Keys of a list and of a file, which may be NULL. *out is NULL where there are none. option: the list's name
+ * in errors. */
+enum nyb_code auth_open(struct auth **out, const struct config_list *keys, const char *file,
+                        const char *option, struct nyb_err *err) NYB_MUST_CHECK;
 void auth_close(struct auth *a);
-/* header: the Authorization header, or NULL. */
+/* header: the Authorization header, or NULL. Without keys everybody may. */
 bool auth_allows(const struct auth *a, const char *header);
 
 #endif

@@ -20,6 +20,8 @@ static void begin_call(struct choice *c, const struct parse_event *e)
 static void end_call(struct choice *c)
 {
     struct buf *b = &c->calls;
+    if (c->g->one_call && c->n_call > 0)
+        return;
     if (b->len)
         buf_add_byte(b, ',');
     buf_add_byte(b, '{');
@@ -45,7 +47,8 @@ static void take_part(void *arg, const struct parse_event *e)
         break;
     case PARSE_REASONING:
         c->thinks = true;
-        buf_add(&c->reasoning, e->text, e->len);
+        if (!c->g->hides_reasoning)
+            buf_add(&c->reasoning, e->text, e->len);
         break;
     case PARSE_CALL_BEGIN:
         c->thinks = false;
@@ -76,8 +79,6 @@ void choice_open_parser(struct choice *c)
         .id_seed = g->x->start_ns * 0x9e3779b97f4a7c15ull + (unsigned)c->index,
     };
     c->parser = parse_open(&options, take_part, c);
-    if (g->forced)
-        parse_push(c->parser, g->forced, strlen(g->forced));
 }
 
 /* ---- life ---------------------------------------------------------------------------------------- */
@@ -112,7 +113,7 @@ static void begin(struct choice *c)
     if (!c->echo)
         return;
     buf_add_str(&c->text, c->echo);
-    if (c->g->n_logprob != NYB_UNSET)
+    if (c->g->api == GEN_COMPLETION && c->g->n_logprob != NYB_UNSET)
         logprob_add_prompt(c);
 }
 
@@ -145,8 +146,17 @@ static void take_finish(struct choice *c, const struct nyb_event *ev)
         parse_finish(c->parser);
 }
 
+static void take_version(struct choice *c, const struct nyb_event *ev)
+{
+    if (ev->weight_version && strcmp(c->version, ev->weight_version))
+        snprintf(c->version, sizeof(c->version), "%s", ev->weight_version);
+    if (ev->first_weight_version && strcmp(c->first_version, ev->first_weight_version))
+        snprintf(c->first_version, sizeof(c->first_version), "%s", ev->first_weight_version);
+}
+
 void choice_take(struct choice *c, const struct nyb_event *ev)
 {
+    take_version(c, ev);
     if (!c->began)
         begin(c);
     nyb_stream_times(c->stream, &c->times);

@@ -28,12 +28,14 @@ static const struct option {
 };
 
 /* The names of a CHOICE, in the order of their values. */
-static const char *const choices[][6] = {
+static const char *const choices[][8] = {
     {"vllm", "fastdeploy"},
     {"text", "logfmt", "json"},
     {"auto", "dummy"},
     {"bf16", "strict", "int8", "w4a4"},
-    {"auto", "f32", "bf16", "fp8"}, /* nyb_kv_dtype + 1 */
+    {"auto", "f32", "bf16", "fp8", "fp8_e4m3", "float32", "bfloat16"}, /* nyb_kv_dtype + 1; other spellings */
+    {"auto", "on", "off"},                                             /* nyb_staging */
+    {"finish", "retract", "continue", "abort"},                        /* nyb_in_flight */
 };
 
 static const struct alias {
@@ -221,8 +223,7 @@ enum nyb_code config_set(struct serve_config *c, const char *name, const char *t
     if (!o && find_accepted(name))
         return set_accepted(find_accepted(name), text, where, err);
     if (!o)
-        return err_at(err, NYB_E_ARG, where, -1, "there is no option \"%.100s\"; see nybble serve --help",
-                      name);
+        return err_at(err, NYB_E_ARG, where, -1, "there is no option \"%.100s\"", name);
     void *field = (char *)c + o->offset;
     switch (o->kind) {
     case STRING:
@@ -348,8 +349,10 @@ static enum nyb_code read_flags(struct serve_config *c, int argc, char **argv, b
 /* A list given by a stronger source replaces the weaker one's. */
 static void replace_lists(struct serve_config *c, const struct serve_config *by)
 {
-    const struct config_list *const from[] = {&by->served_name, &by->api_key, &by->origin};
-    struct config_list *const to[] = {&c->served_name, &c->api_key, &c->origin};
+    const struct config_list *const from[] = {&by->served_name, &by->api_key, &by->origin, &by->admin_api_key,
+                                              &by->weights_root};
+    struct config_list *const to[] = {&c->served_name, &c->api_key, &c->origin, &c->admin_api_key,
+                                      &c->weights_root};
     for (size_t i = 0; i < COUNT_OF(to); i++)
         if (from[i]->n) {
             for (int k = 0; k < to[i]->n; k++)
@@ -365,6 +368,8 @@ static void set_defaults(struct serve_config *c)
     *c = (struct serve_config){.host = mem_strdup("127.0.0.1"),
                                .port = 8180,
                                .max_body = 16u << 20,
+                               .max_upload = 1u << 30,
+                               .update_threads = 1,
                                .header_s = 10,
                                .body_s = 30,
                                .keep_alive_s = 30,
@@ -375,8 +380,12 @@ static void set_defaults(struct serve_config *c)
                                .access_log = true,
                                .max_num_seqs = o.max_num_seqs,
                                .max_waiting = o.max_waiting,
+                               .stuck_s = o.stuck_ms * 1e-3,
                                .max_logprobs = o.max_logprobs,
-                               .prefix_cache = o.prefix_cache};
+                               .prefix_cache = o.prefix_cache,
+                               .tensor_parallel_size = 1,
+                               .rank_timeout_s = 10,
+                               .allreduce_fusion = o.allreduce_fusion};
 }
 
 /* A first pass over environment and flags finds the file, and which lists they give. */
@@ -454,14 +463,26 @@ void config_engine_options(const struct serve_config *c, const char *default_mod
     o->chat_template = c->chat_template;
     o->load_format = (enum nyb_load_format)c->load_format;
     o->compute = (enum nyb_compute)c->compute;
-    o->kv_dtype = (enum nyb_kv_dtype)(c->kv_dtype - 1);
+    o->weight_version = c->weight_version;
+    static const enum nyb_kv_dtype kv_dtype[] = {NYB_KV_AUTO, NYB_KV_F32, NYB_KV_BF16, NYB_KV_FP8,
+                                                 NYB_KV_FP8,  NYB_KV_F32, NYB_KV_BF16};
+    o->kv_dtype = kv_dtype[c->kv_dtype];
     o->threads = (int)c->threads;
     o->kv_cache_bytes = c->kv_cache_bytes;
     o->max_model_len = c->max_model_len;
     o->max_num_seqs = (int)c->max_num_seqs;
     o->max_waiting = (int)c->max_waiting;
+    o->stuck_ms = (int)(c->stuck_s * 1e3);
     o->max_logprobs = (int)c->max_logprobs;
     o->prefix_cache = c->prefix_cache;
+    o->tensor_parallel_size = (int)c->tensor_parallel_size;
+    o->rank_timeout_ms = (int)(c->rank_timeout_s * 1e3);
+    o->allreduce_fusion = c->allreduce_fusion;
+    o->fusion_max_tokens = (int)c->fusion_max_tokens;
+    o->expert_parallel = c->expert_parallel;
+    o->two_batch_overlap = c->two_batch_overlap;
+    o->tbo_prefill_min = (int)c->tbo_prefill_min;
+    o->tbo_decode_min = (int)c->tbo_decode_min;
     if (c->max_num_batched_tokens)
         o->max_num_batched_tokens = (int)c->max_num_batched_tokens;
     else if (o->max_num_batched_tokens < o->max_num_seqs)

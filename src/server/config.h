@@ -19,19 +19,28 @@ struct serve_config {
     char *model; /* NULL: none was named */
     char *host;
     int64_t port, metrics_port; /* port 0: any free one; metrics_port 0: on the main port */
-    struct config_list served_name, api_key, origin;
+    struct config_list served_name, api_key, origin, admin_api_key, weights_root;
     char *api_key_file, *tls_cert, *tls_key, *parser, *config_file;
     uint64_t max_body;
     double header_s, body_s, keep_alive_s, stream_stall_s, drain_s;
     int64_t max_connections, workers;
     int metrics_style, log_format;
+    char *admin_api_key_file, *weight_version, *upload_dir;
+    uint64_t max_upload;
+    int64_t update_threads;
+    int update_staging, update_in_flight; /* enum nyb_staging, enum nyb_in_flight */
     bool access_log, verbose;
     /* engine */
     char *chat_template;
     int load_format, compute, kv_dtype; /* kv_dtype: the enum's value + 1 */
     int64_t threads, max_model_len, max_num_seqs, max_num_batched_tokens, max_waiting, max_logprobs;
     uint64_t kv_cache_bytes;
+    double stuck_s;
     bool prefix_cache;
+    int64_t tensor_parallel_size, fusion_max_tokens; /* 0: no limit */
+    double rank_timeout_s;
+    bool allreduce_fusion, expert_parallel, two_batch_overlap;
+    int64_t tbo_prefill_min, tbo_decode_min; /* 0: the defaults */
 };
 
 /* Defaults, then the file that --config or NYBBLE_CONFIG names, the environment and argv[1..]. *help: --help

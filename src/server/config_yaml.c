@@ -12,6 +12,8 @@ struct reader {
     yaml_event_t event;
     bool has_event;
     const char *path;
+    char seen[128][64]; /* names so far */
+    int n_seen;
 };
 
 static enum nyb_code fail_at(const struct reader *r, const yaml_mark_t *mark, const char *what,
@@ -65,6 +67,18 @@ static enum nyb_code read_value(struct reader *r, struct serve_config *c, const 
     return fail_at(r, &r->event.start_mark, "a value or a list of values was expected", err);
 }
 
+/* Also notes it. Names are compared as they are written: max-num-seqs and max_num_seqs are two spellings of
+ * one option, and the later of them counts. */
+static bool is_seen(struct reader *r, const char *name)
+{
+    for (int i = 0; i < r->n_seen; i++)
+        if (!strcmp(r->seen[i], name))
+            return true;
+    if (r->n_seen < (int)COUNT_OF(r->seen))
+        snprintf(r->seen[r->n_seen++], sizeof(r->seen[0]), "%s", name);
+    return false;
+}
+
 static enum nyb_code read_pair(struct reader *r, struct serve_config *c, struct nyb_err *err)
 {
     char name[64], what[128];
@@ -74,6 +88,10 @@ static enum nyb_code read_pair(struct reader *r, struct serve_config *c, struct 
     snprintf(what, sizeof(what), "there is no option \"%s\"", name);
     if (!config_is_known(name) || !strcmp(name, "config"))
         return fail_at(r, &r->event.start_mark, what, err);
+    if (is_seen(r, name)) {
+        snprintf(what, sizeof(what), "\"%s\" is set twice", name);
+        return fail_at(r, &r->event.start_mark, what, err);
+    }
     return read_value(r, c, name, err);
 }
 
@@ -89,9 +107,15 @@ static enum nyb_code read_document(struct reader *r, struct serve_config *c, str
     for (;;) {
         TRY(next(r, err));
         if (r->event.type == YAML_MAPPING_END_EVENT)
-            return NYB_OK;
+            break;
         TRY(read_pair(r, c, err));
     }
+    do
+        TRY(next(r, err));
+    while (r->event.type == YAML_DOCUMENT_END_EVENT);
+    if (r->event.type != YAML_STREAM_END_EVENT)
+        return fail_at(r, &r->event.start_mark, "one document was expected", err);
+    return NYB_OK;
 }
 
 enum nyb_code config_yaml_read(struct serve_config *c, const char *path, struct nyb_err *err)

@@ -76,6 +76,7 @@ void conn_notify(void *server, struct MHD_Connection *mhd, void **socket_context
 
 void conn_gone(struct conn *c)
 {
+    c->left = true;
     if (c->x)
         exchange_gone(c->x);
 }

@@ -7,6 +7,7 @@
 #ifndef NYB_SERVER_CONN_H
 #define NYB_SERVER_CONN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "server/loop.h"
@@ -17,6 +18,8 @@ struct conn {
     struct exchange *x;   /* being answered, or NULL */
     uint64_t deadline_ns; /* 0: none */
     int fd;
+    bool left;       /* the watcher saw the peer leave, maybe before its request was read */
+    bool odd_target; /* the request's target cannot be told as a string                   */
 };
 
 /* MHD's notification of a new and of a closed connection. */

@@ -11,7 +11,8 @@
 #include "base/log.h"
 #include "server/notify.h"
 
-#define LINGER_NS 200000000u /* finished answers leave the socket buffers, balancers see /ready */
+#define LOST_NS   2000000000u /* for the last events of streams after a rank is lost              */
+#define LINGER_NS 200000000u  /* finished answers leave the socket buffers, balancers see /ready */
 
 /* A signal handler has nowhere else to look. */
 static int signal_pipe[2] = {-1, -1};
@@ -73,9 +74,26 @@ static void start(struct server *s)
     notify_send("STOPPING=1");
 }
 
+/* A rank does not come back: the running streams get their errors, and the process ends with one. */
+static bool rank_is_lost(struct server *s)
+{
+    struct nyb_health h;
+    if (s->lost.code == NYB_E_RANK)
+        return true;
+    nyb_engine_health(s->engine, &h);
+    if (h.failure.code != NYB_E_RANK)
+        return false;
+    s->lost = h.failure;
+    s->draining = true;
+    s->drain_until_ns = clock_ns() + LOST_NS;
+    notify_send("STOPPING=1");
+    return true;
+}
+
 bool drain_is_over(struct server *s)
 {
-    if (!n_signal)
+    bool lost = rank_is_lost(s);
+    if (!n_signal && !lost)
         return false;
     if (!s->draining)
         start(s);

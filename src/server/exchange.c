@@ -10,8 +10,12 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/access_log.h"
+#include "server/admin.h"
 #include "server/conn.h"
+#include "server/error.h"
 #include "server/gen.h"
+
+#define LEFT_S 1.0 /* until the connection of a client that left is shut down */
 
 /* The client's X-Request-Id where it is harmless, else 128 random bits. */
 static void choose_id(struct exchange *x)
@@ -59,6 +63,8 @@ void exchange_drop_body(struct exchange *x)
     x->s->body_bytes -= x->body_held;
     x->body_held = 0;
     buf_free(&x->body);
+    if (x->upload)
+        admin_upload_close(x);
 }
 
 void exchange_close(struct exchange *x)
@@ -131,12 +137,23 @@ void exchange_rung(struct exchange *x)
     }
 }
 
+/* Others may upload now, whenever libmicrohttpd gets to the end of what was sent. */
+static void leave_upload(struct exchange *x)
+{
+    admin_upload_close(x);
+    error_reply(x, 400, NULL, "The client has left within its upload.");
+    x->refused = true;
+    conn_set_deadline(x->conn, LEFT_S);
+}
+
 /* What the engine computes for it is lost: stop that, and let libmicrohttpd close the socket. */
 void exchange_gone(struct exchange *x)
 {
     x->gone = true;
     if (x->state == EXCHANGE_WORKING)
         return; /* exchange_worked follows */
+    if (x->state == EXCHANGE_BODY && x->upload)
+        leave_upload(x);
     gen_cancel(x->gen);
     x->state = x->state == EXCHANGE_WAITING ? EXCHANGE_READY : x->state;
     exchange_resume(x);

@@ -27,9 +27,10 @@ struct exchange {
     char method[16];
     enum exchange_state state;
     struct buf body;
-    uint64_t body_seen; /* bytes, those dropped included */
-    uint64_t body_held; /* of s->body_bytes */
-    bool refused;       /* the reply is there before the body: it is read and dropped */
+    uint64_t body_seen;        /* bytes, those dropped included */
+    uint64_t body_held;        /* of s->body_bytes */
+    struct nyb_upload *upload; /* takes the body of a ROUTE_UPLOAD; else NULL */
+    bool refused;              /* the reply is there before the body: it is read and dropped */
     bool suspended, close;
     bool left;    /* the response was not taken to its end */
     bool counted; /* in s->n_generating */

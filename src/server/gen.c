@@ -19,6 +19,7 @@ struct gen *gen_open(struct exchange *x, enum gen_api api, json_t *request)
     g->x = x;
     g->api = api;
     g->request = json_incref(request);
+    g->chunk_tokens = 1;
     g->n_logprob = g->n_prompt_logprob = g->max_tokens = NYB_UNSET;
     g->created_s = (int64_t)(now_us / 1000000u);
     g->arrival_us = now_us - (clock_ns() - x->start_ns) / 1000u;
@@ -35,7 +36,6 @@ void gen_close(struct gen *g)
     free(g->choice);
     json_decref(g->request);
     nyb_free(g->prompt_text);
-    free(g->forced);
     buf_free(&g->out);
     free(g);
 }
@@ -68,6 +68,11 @@ enum nyb_code gen_submit(struct gen *g, int i, const struct nyb_request *r, stru
     if (g->api == GEN_CHAT)
         choice_open_parser(&g->choice[i]);
     return NYB_OK;
+}
+
+const char *gen_request_id(const struct gen *g)
+{
+    return strchr(g->id, '-') + 1; /* after what says which API it is */
 }
 
 bool gen_is_stream(const struct gen *g)
@@ -112,6 +117,17 @@ static bool has_room(const struct gen *g)
     return !g->stream || g->out.len - g->out_from < OUT_MAX;
 }
 
+/* The role at once, then chunks of chunk_tokens. */
+static void stream_choice(struct choice *c, bool token)
+{
+    sse_add_begin(c);
+    c->n_held += token;
+    if (!c->done && c->n_held < c->g->chunk_tokens)
+        return;
+    sse_add_event(c, c->n_held > 0);
+    c->n_held = 0;
+}
+
 static void pump_choice(struct gen *g, struct choice *c)
 {
     struct nyb_event ev;
@@ -124,7 +140,7 @@ static void pump_choice(struct gen *g, struct choice *c)
         if (c->done)
             finish_choice(g, c);
         if (g->stream)
-            sse_add_event(c, ev.token >= 0);
+            stream_choice(c, ev.token >= 0);
     }
 }
 

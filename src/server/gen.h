@@ -35,7 +35,8 @@ struct choice {
     struct buf lp_text, lp_score, lp_top, lp_offset; /* completions: the four arrays, without brackets */
     struct buf ids;                                  /* token ids, comma-separated */
     size_t text_offset;                              /* characters of the text before the next token */
-    char *echo;                                      /* the prompt's text, shown first, or NULL */
+    char *echo;                                      /* the prompt's or last message's text, shown first */
+    int n_held;                                      /* tokens since the last chunk */
     bool began, said_role, done;
     bool thinks; /* within reasoning          */
     bool hides;  /* max_tokens 0: echo alone  */
@@ -47,15 +48,20 @@ struct choice {
     struct nyb_usage usage;
     struct nyb_times times;
     uint64_t first_ns, last_ns;
+    char version[NYB_VERSION_MAX], first_version[NYB_VERSION_MAX]; /* of the weights; empty: unknown */
 };
 
 struct gen {
     struct exchange *x;
     enum gen_api api;
     bool stream, usage_chunk, usage_always, return_ids, collect_metrics, every_token;
-    int n_logprob;        /* NYB_UNSET: none */
-    int n_prompt_logprob; /* the same */
+    bool ids_as_text;               /* logprobs show "token_id:7" in the place of the token */
+    bool hides_reasoning, one_call; /* of chats: what is left out of the answer             */
+    int chunk_tokens;               /* tokens that a chunk may hold                         */
+    int n_logprob;                  /* NYB_UNSET: none */
+    int n_prompt_logprob;           /* the same */
     int n_choice, n_prompt, n_done;
+    int most_tokens;       /* of the choices that are done */
     struct choice *choice; /* (n_choice) */
     json_t *request;       /* the body, for the parsers' tools */
     char id[EXCHANGE_ID_MAX + 16];
@@ -64,7 +70,6 @@ struct gen {
     int max_tokens;      /* as asked, or NYB_UNSET: for the metrics */
     int n;
     char *prompt_text; /* for parse_format_opens; NULL: none */
-    char *forced;      /* how the answers begin, as part of the prompt; NULL: any way */
     struct buf out;    /* SSE, out.len - out_from bytes to send */
     size_t out_from;
     bool closed; /* the last chunk is in out */
@@ -81,6 +86,8 @@ void gen_set_choices(struct gen *g, int n_prompt, int n);
 enum nyb_code gen_submit(struct gen *g, int i, const struct nyb_request *r,
                          struct nyb_err *err) NYB_MUST_CHECK;
 
+/* The id by which the request can be aborted: the client's own, or the exchange's. */
+const char *gen_request_id(const struct gen *g);
 bool gen_is_stream(const struct gen *g);
 void gen_cancel(struct gen *g); /* NULL is fine */
 /* True: every choice is complete. */

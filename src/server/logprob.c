@@ -19,17 +19,27 @@ static void add_float(struct buf *b, float x)
     buf_add_str(b, text);
 }
 
-/* The token as text of its own; caller frees. Half a character shows as U+FFFD. */
-static char *token_text(const struct choice *c, int32_t id, size_t *n)
+static char *token_number(int32_t id, size_t *n)
 {
-    char *text;
-    struct nyb_err err;
-    if (nyb_detokenize(c->g->x->s->engine, &id, 1, true, &text, n, &err) == NYB_OK)
-        return text;
-    struct buf number = {0}; /* no tokenizer */
+    struct buf number = {0};
     buf_printf(&number, "token_id:%d", id);
     *n = number.len;
     return buf_steal(&number);
+}
+
+/* The token as text of its own; caller frees. Half a character shows as U+FFFD. */
+static char *token_own_text(const struct choice *c, int32_t id, size_t *n)
+{
+    char *text;
+    struct nyb_err err;
+    bool has = nyb_detokenize(c->g->x->s->engine, &id, 1, true, &text, n, &err) == NYB_OK;
+    return has ? text : token_number(id, n); /* no tokenizer */
+}
+
+/* The token as it is shown; caller frees. */
+static char *token_text(const struct choice *c, int32_t id, size_t *n)
+{
+    return c->g->ids_as_text ? token_number(id, n) : token_own_text(c, id, n);
 }
 
 static void add_comma(struct buf *b)
@@ -115,6 +125,8 @@ static void add_completion(struct choice *c, int32_t token, const struct nyb_log
     json_add_string(&c->lp_text, text, len);
     add_comma(&c->lp_offset);
     buf_printf(&c->lp_offset, "%zu", c->text_offset);
+    free(text);
+    text = token_own_text(c, token, &len);
     c->text_offset += count_characters(text, len);
     free(text);
     add_comma(&c->lp_score);

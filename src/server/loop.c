@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "server/admin.h"
 #include "server/conn.h"
 #include "server/drain.h"
 #include "server/exchange.h"
@@ -57,6 +58,15 @@ static void take_rung(struct server *s)
     *end = list;
 }
 
+/* w may be NULL. */
+static void take_worked(struct work *w)
+{
+    for (struct exchange *x = w ? work_take_done(w) : NULL, *next; x; x = next) {
+        next = x->next_work;
+        exchange_worked(x);
+    }
+}
+
 /* A step of the engine rings for hundreds at once; with a part of them a turn, a new request waits no longer
  * than for that part. */
 static void answer_rings(struct server *s, bool all)
@@ -64,10 +74,8 @@ static void answer_rings(struct server *s, bool all)
     uint64_t count;
     if (read(s->event_fd, &count, sizeof(count)) < 0 && errno != EAGAIN)
         log_warn("the loop's event: %s", strerror(errno));
-    for (struct exchange *x = s->work ? work_take_done(s->work) : NULL, *next; x; x = next) {
-        next = x->next_work;
-        exchange_worked(x);
-    }
+    take_worked(s->work);
+    take_worked(s->admin ? admin_work(s->admin) : NULL);
     take_rung(s);
     for (int i = 0; s->ringing && (all || i < RING_BATCH); i++) {
         struct exchange *x = s->ringing;
@@ -94,11 +102,12 @@ enum nyb_code loop_open(struct server *s, struct nyb_err *err)
     s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (s->epoll_fd < 0 || s->event_fd < 0 || !watch(s, s->event_fd, &s->event_fd))
         return err_set(err, NYB_E_IO, "cannot set up the event loop: %s", strerror(errno));
+    TRY(drain_open(s, err)); /* before anybody is told that we listen: a signal may follow at once */
     TRY(http_open(s, err));
     if (!watch(s, daemon_fd(s->daemon), s) ||
         (s->metrics_daemon && !watch(s, daemon_fd(s->metrics_daemon), s)))
         return err_set(err, NYB_E_IO, "cannot watch the listening socket: %s", strerror(errno));
-    return drain_open(s, err);
+    return NYB_OK;
 }
 
 /* Until libmicrohttpd wants to look at its timeouts. */

@@ -18,6 +18,7 @@ struct conn;
 struct work;
 struct parse_format;
 struct auth;
+struct admin;
 
 struct server {
     const struct serve_config *config;
@@ -26,8 +27,9 @@ struct server {
     const struct parse_format *format; /* of the model's answers */
     bool format_special;               /* its markers are special tokens: decode with them */
     bool has_tokenizer;
-    const char *model; /* the name in answers */
-    struct auth *auth; /* NULL: everybody may */
+    const char *model;   /* the name in answers */
+    struct auth *auth;   /* NULL: everybody may */
+    struct admin *admin; /* what admin.h needs */
     char *tls_cert, *tls_key;
     int64_t created_s; /* of the model card */
 
@@ -43,6 +45,8 @@ struct server {
     uint64_t body_bytes;      /* of requests that are not parsed yet */
     bool draining;
     uint64_t drain_until_ns, idle_since_ns;
+    struct nyb_err lost; /* a rank: why the server ends by itself */
+    uint64_t log_lost;   /* lines of the access log since the last one that was written */
     struct metrics metrics;
 };
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "server/params_json.h"
+#include "text/chat_json.h"
 
 static enum nyb_code refuse(struct nyb_err *err, size_t i, const char *what)
 {
@@ -22,7 +23,7 @@ static enum nyb_code join_parts(json_t *message, const json_t *parts, size_t i, 
     {
         const json_t *piece = json_is_string(part) ? part : json_object_get(part, "text");
         const char *type = json_string_value(json_object_get(part, "type"));
-        if (!json_is_string(piece) || (type && strcmp(type, "text"))) {
+        if (!params_is_string(piece) || (type && strcmp(type, "text"))) {
             code = refuse(err, i, "has a content part that is not text: only text is supported");
             break;
         }
@@ -39,7 +40,7 @@ static enum nyb_code join_parts(json_t *message, const json_t *parts, size_t i, 
 static enum nyb_code fix_content(json_t *message, size_t i, struct nyb_err *err)
 {
     json_t *content = json_object_get(message, "content");
-    if (json_is_string(content))
+    if (params_is_string(content))
         return NYB_OK;
     if (json_is_array(content)) {
         json_t *parts = json_incref(content); /* its place is taken */
@@ -56,18 +57,27 @@ static enum nyb_code fix_content(json_t *message, size_t i, struct nyb_err *err)
     return NYB_OK;
 }
 
+/* A model may have written a name twice: then the last one counts, as in Python. */
+static json_t *parse_arguments(const json_t *text)
+{
+    const char *s = json_string_value(text);
+    size_t n = json_string_length(text);
+    json_t *parsed;
+    if (chat_json_parse(&parsed, s, n, "arguments", NULL) == NYB_OK)
+        return parsed;
+    return json_loadb(s, n, JSON_ALLOW_NUL, NULL);
+}
+
 /* Clients send arguments as the text of a JSON object; templates write them with tojson. */
 static enum nyb_code fix_call(json_t *call, size_t i, struct nyb_err *err)
 {
     json_t *function = json_object_get(call, "function");
-    if (!json_is_object(function) || !json_is_string(json_object_get(function, "name")))
+    if (!json_is_object(function) || !params_is_string(json_object_get(function, "name")))
         return refuse(err, i, "has a tool call without a function name");
     const json_t *arguments = json_object_get(function, "arguments");
     if (!json_is_string(arguments))
         return NYB_OK;
-    json_t *parsed = json_string_length(arguments) == 0
-                         ? json_object()
-                         : json_loadb(json_string_value(arguments), json_string_length(arguments), 0, NULL);
+    json_t *parsed = json_string_length(arguments) == 0 ? json_object() : parse_arguments(arguments);
     if (!json_is_object(parsed)) {
         json_decref(parsed);
         return refuse(err, i, "has a tool call whose arguments are not the text of a JSON object");
@@ -90,7 +100,7 @@ static enum nyb_code fix_message(json_t *message, size_t i, struct nyb_err *err)
 {
     if (!json_is_object(message))
         return refuse(err, i, "must be an object");
-    if (!json_is_string(json_object_get(message, "role")))
+    if (!params_is_string(json_object_get(message, "role")))
         return refuse(err, i, "has no role");
     TRY(fix_content(message, i, err));
     json_t *calls = json_object_get(message, "tool_calls"), *call;
@@ -130,7 +140,7 @@ enum nyb_code messages_check_tools(const json_t *tools, struct nyb_err *err)
     {
         const char *type = json_string_value(json_object_get(tool, "type"));
         const json_t *function = json_object_get(tool, "function");
-        if (!type || strcmp(type, "function") || !json_is_string(json_object_get(function, "name")))
+        if (!type || strcmp(type, "function") || !params_is_string(json_object_get(function, "name")))
             return err_at(
                 err, NYB_E_ARG, "tools", -1,
                 "tools[%zu] must be of type function and have a function with a name. (parameter=tools)", i);

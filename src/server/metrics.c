@@ -1,10 +1,12 @@
 #include "server/metrics.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "server/admin.h"
 #include "server/gen.h"
 
 /* vLLM's bounds of times, and the 1-2-5 series. */
@@ -45,8 +47,11 @@ void metrics_count_gap(struct metrics *m, uint64_t ns)
 
 void metrics_count_choice(struct metrics *m, const struct choice *c)
 {
-    const struct gen *g = c->g;
+    struct gen *g = c->g;
     int n = c->usage.completion_tokens;
+    g->most_tokens = n > g->most_tokens ? n : g->most_tokens;
+    if (g->n_done == g->n_choice)
+        observe_tokens(&m->most_tokens, g->most_tokens);
     m->finished[c->finish]++;
     observe_tokens(&m->prompt_tokens, c->usage.prompt_tokens);
     observe_tokens(&m->generation_tokens, n);
@@ -113,31 +118,38 @@ static void add_counter(const struct page *p, const char *name, const char *help
     add_value(p, name, NULL, (double)x);
 }
 
-static void add_histogram(const struct page *p, const char *name, const char *help,
-                          const struct metrics_histogram *h, const double *bound, size_t n)
+/* count: (n) not cumulative, and what lies above all bounds apart. */
+static void add_histogram(const struct page *p, const char *name, const char *help, const double *bound,
+                          size_t n, const uint64_t *count, uint64_t above, double total)
 {
     char bucket[160], more[64];
     uint64_t sum = 0;
     add_head(p, name, "histogram", help);
     snprintf(bucket, sizeof(bucket), "%s_bucket", name);
     for (size_t i = 0; i < n; i++) {
-        sum += h->count[i];
+        sum += count[i];
         snprintf(more, sizeof(more), "le=\"%g\"", bound[i]);
         add_value(p, bucket, more, (double)sum);
     }
-    sum += h->count[METRICS_BUCKET_MAX];
+    sum += above;
     add_value(p, bucket, "le=\"+Inf\"", (double)sum);
     snprintf(bucket, sizeof(bucket), "%s_count", name);
     add_value(p, bucket, NULL, (double)sum);
     snprintf(bucket, sizeof(bucket), "%s_sum", name);
-    add_value(p, bucket, NULL, h->sum);
+    add_value(p, bucket, NULL, total);
+}
+
+static void add_engine_histogram(const struct page *p, const char *name, const char *help,
+                                 const struct nyb_histogram *h)
+{
+    add_histogram(p, name, help, h->bound, (size_t)h->n_bound, h->count, h->count[h->n_bound], h->sum);
 }
 
 static void print_histograms(const struct page *p, const struct metrics *m, bool fastdeploy)
 {
-#define HISTOGRAM(field, buckets, vllm, fd, help)                                     \
-    add_histogram(p, fastdeploy ? (fd) : (vllm), (help), &m->field, bounds_##buckets, \
-                  COUNT_OF(bounds_##buckets));
+#define HISTOGRAM(field, buckets, vllm, fd, help)                                                      \
+    add_histogram(p, fastdeploy ? (fd) : (vllm), (help), bounds_##buckets, COUNT_OF(bounds_##buckets), \
+                  m->field.count, m->field.count[METRICS_BUCKET_MAX], m->field.sum);
 #include "server/metrics.def"
 #undef HISTOGRAM
 }
@@ -194,6 +206,118 @@ static void print_fastdeploy(const struct page *p, const struct server *s, const
     add_counter(p, "request_success_total", "answers that ended by themselves", done);
 }
 
+static void print_health(const struct page *p, const struct server *s)
+{
+    struct nyb_health h;
+    nyb_engine_health(s->engine, &h);
+    add_gauge(p, "engine_alive", "1: requests can be expected to be answered; /health says the same",
+              h.alive);
+    add_head(p, "engine_state", "gauge", "1 for the state that holds");
+    for (int i = 0; i < NYB_ENGINE_STATE_COUNT; i++) {
+        char more[64];
+        snprintf(more, sizeof(more), "state=\"%s\"", nyb_engine_state_name((enum nyb_engine_state)i));
+        add_value(p, "engine_state", more, (int)h.state == i);
+    }
+    add_gauge(p, "engine_no_step_seconds", "how long there has been work and no step has ended",
+              (double)h.no_step_ns * 1e-9);
+    add_gauge(p, "engine_failed_steps", "steps in a row that failed, up to now", h.failed_steps);
+}
+
+/* Prometheus escapes label values nearly as JSON does. */
+static void add_label_value(struct buf *b, const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\')
+            buf_add_byte(b, '\\');
+        if (*text == '\n')
+            buf_add_str(b, "\\n");
+        else
+            buf_add_byte(b, *text);
+    }
+}
+
+static void print_update_times(const struct page *p, const struct server *s)
+{
+    static const char name[] = "weight_update_seconds_total";
+    struct admin_facts f;
+    admin_read_facts(s->admin, &f);
+    add_head(p, name, "counter", "time of updates by phase; in stall alone no step could run");
+    add_value(p, name, "phase=\"prepare\"", f.prepare_s);
+    add_value(p, name, "phase=\"stage\"", f.stage_s);
+    add_value(p, name, "phase=\"wait\"", f.wait_s);
+    add_value(p, name, "phase=\"stall\"", f.stall_s);
+    add_gauge(p, "weight_update_last_stall_seconds", "stall of the last update", f.last_stall_s);
+    add_gauge(p, "weight_update_longest_stall_seconds", "the longest one", f.longest_stall_s);
+}
+
+static void print_weights(const struct page *p, const struct server *s)
+{
+    struct nyb_weights w;
+    nyb_engine_weights(s->engine, &w);
+    add_gauge(p, "weight_generation", "grows with every update of the weights", (double)w.generation);
+    add_counter(p, "weight_updates_total", "updates of the weights that succeeded", w.updates);
+    add_counter(p, "weight_update_failures_total", "that did not; the old weights stayed", w.failures);
+    print_update_times(p, s);
+    add_head(p, "weight_version_info", "gauge", "1 for the version of the served weights");
+    struct buf more = {0};
+    buf_add_str(&more, "version=\"");
+    add_label_value(&more, w.version);
+    buf_add_byte(&more, '"');
+    add_value(p, "weight_version_info", more.data, 1);
+    buf_free(&more);
+    add_gauge(p, "weights_updating", "1: an update is going on", w.updating);
+    add_gauge(p, "weights_inconsistent", "1: an update and its rollback have failed", w.inconsistent);
+}
+
+/* The busiest expert's share over the mean: 1 is even, n_expert is everything to one. */
+static double balance_of(const uint64_t *count, int n)
+{
+    uint64_t most = 0, sum = 0;
+    for (int i = 0; i < n; i++) {
+        most = count[i] > most ? count[i] : most;
+        sum += count[i];
+    }
+    return ratio((double)most * n, (double)sum);
+}
+
+static void print_experts(const struct page *p, const struct server *s)
+{
+    int n = s->info->n_expert;
+    if (n == 0)
+        return;
+    uint64_t *count = mem_alloc((size_t)n, sizeof(*count));
+    char more[64];
+    add_head(p, "expert_tokens_total", "counter", "tokens that a layer's router has sent to an expert");
+    for (int layer = 0; layer < s->info->n_layer; layer++) {
+        if (!nyb_expert_load(s->engine, layer, count))
+            continue;
+        for (int i = 0; i < n; i++) {
+            snprintf(more, sizeof(more), "layer=\"%d\",expert=\"%d\"", layer, i);
+            add_value(p, "expert_tokens_total", more, (double)count[i]);
+        }
+    }
+    add_head(p, "router_balance", "gauge",
+             "tokens of a layer's busiest expert over the mean, since the start");
+    for (int layer = 0; layer < s->info->n_layer; layer++) {
+        if (!nyb_expert_load(s->engine, layer, count))
+            continue;
+        snprintf(more, sizeof(more), "layer=\"%d\"", layer);
+        add_value(p, "router_balance", more, balance_of(count, n));
+    }
+    free(count);
+}
+
+/* What has the same name in both styles. */
+static void print_engine(const struct page *p, const struct server *s, const struct nyb_stats *st)
+{
+    add_engine_histogram(p, "iteration_tokens_total", "tokens of a step", &st->step_tokens);
+    add_engine_histogram(p, "step_duration_seconds", "time of a step, from planning it to its tokens",
+                         &st->step_seconds);
+    print_health(p, s);
+    print_weights(p, s);
+    print_experts(p, s);
+}
+
 static void print_http(const struct page *p, const struct server *s)
 {
     const struct metrics *m = &s->metrics;
@@ -210,19 +334,6 @@ static void print_http(const struct page *p, const struct server *s)
     add_gauge(p, "http_connections", "open connections", s->n_conn);
 }
 
-/* Prometheus escapes label values nearly as JSON does. */
-static void add_label_value(struct buf *b, const char *text)
-{
-    for (; *text; text++) {
-        if (*text == '"' || *text == '\\')
-            buf_add_byte(b, '\\');
-        if (*text == '\n')
-            buf_add_str(b, "\\n");
-        else
-            buf_add_byte(b, *text);
-    }
-}
-
 void metrics_print(struct server *s, struct buf *b)
 {
     bool fastdeploy = s->config->metrics_style == CONFIG_METRICS_FASTDEPLOY;
@@ -237,6 +348,7 @@ void metrics_print(struct server *s, struct buf *b)
     else
         print_vllm(&p, s, &st);
     print_histograms(&p, &s->metrics, fastdeploy);
+    print_engine(&p, s, &st);
     if (fastdeploy)
         p.prefix = ""; /* FastDeploy's HTTP metrics have none */
     print_http(&p, s);

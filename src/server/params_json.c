@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "text/jinja.h"
 
 #define VALUE_SHOWN 64 /* bytes of a value that an error repeats */
 
@@ -23,6 +24,16 @@ static const struct param {
 
 /* ---- types --------------------------------------------------------------------------------------- */
 
+static bool is_big_integer(const json_t *v)
+{
+    return json_is_string(v) && !strncmp(json_string_value(v), JINJA_BIG_INT, strlen(JINJA_BIG_INT));
+}
+
+bool params_is_string(const json_t *v)
+{
+    return json_is_string(v) && !is_big_integer(v);
+}
+
 static const char *type_name(const json_t *v)
 {
     switch (json_typeof(v)) {
@@ -31,7 +42,7 @@ static const char *type_name(const json_t *v)
     case JSON_ARRAY:
         return "an array";
     case JSON_STRING:
-        return "a string";
+        return is_big_integer(v) ? "an integer beyond 64 bits" : "a string";
     case JSON_INTEGER:
         return "an integer";
     case JSON_REAL:
@@ -61,7 +72,8 @@ static char *show(const json_t *v)
 {
     if (json_is_array(v) || json_is_object(v))
         return mem_strdup(json_is_array(v) ? "[...]" : "{...}");
-    char *dumped = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+    char *dumped = is_big_integer(v) ? mem_strdup(json_string_value(v) + strlen(JINJA_BIG_INT))
+                                     : json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
     char *text = mem_printf("%s    ", dumped ? dumped : "?"); /* room for the dots */
     text[strlen(text) - 4] = 0;
     free(dumped);
@@ -150,7 +162,7 @@ static enum nyb_code check_count(const json_t *v, const char *name, struct nyb_e
 static enum nyb_code take_string(const json_t *v, const char *name, const char *what, const char **out,
                                  struct nyb_err *err)
 {
-    if (!json_is_string(v))
+    if (!params_is_string(v))
         return params_wrong_type(err, name, what, v);
     *out = json_string_value(v);
     if (strlen(*out) != json_string_length(v))
@@ -167,7 +179,7 @@ static enum nyb_code read_strings(const json_t *body, const char *name, struct a
     const json_t *v = json_object_get(body, name);
     if (!is_given(v))
         return NYB_OK;
-    if (!json_is_string(v) && !json_is_array(v))
+    if (!params_is_string(v) && !json_is_array(v))
         return params_wrong_type(err, name, what, v);
     TRY(check_count(v, name, err));
     size_t n = json_is_string(v) ? 1 : json_array_size(v);
@@ -196,18 +208,47 @@ enum nyb_code params_ids(const json_t *v, const char *name, struct arena *a, int
     return NYB_OK;
 }
 
-static enum nyb_code read_stop_tokens(struct nyb_sampling *s, const json_t *body, struct arena *a,
-                                      struct nyb_err *err)
+/* A list of ids of at most PARAMS_LIST_MAX; *ids = NULL where absent. */
+static enum nyb_code read_ids(const json_t *body, const char *name, struct arena *a, const int32_t **ids,
+                              int *n, struct nyb_err *err)
 {
-    static const char name[] = "stop_token_ids";
-    int32_t *ids;
-    size_t n;
+    int32_t *list;
+    size_t count;
     const json_t *v = json_object_get(body, name);
     if (json_is_array(v))
         TRY(check_count(v, name, err));
-    TRY(params_ids(v, name, a, &ids, &n, err));
-    s->stop_token = ids;
-    s->n_stop_token = (int)n;
+    TRY(params_ids(v, name, a, &list, &count, err));
+    *ids = list;
+    *n = (int)count;
+    return NYB_OK;
+}
+
+/* FastDeploy's list of ids; a list within it is a run of ids. */
+static enum nyb_code read_bad_runs(struct nyb_sampling *s, const json_t *body, struct arena *a,
+                                   struct nyb_err *err)
+{
+    static const char name[] = "bad_words_token_ids";
+    static const char what[] = "a list of token ids, or of lists of them";
+    const json_t *v = json_object_get(body, name);
+    if (!is_given(v))
+        return NYB_OK;
+    if (!json_is_array(v))
+        return params_wrong_type(err, name, what, v);
+    TRY(check_count(v, name, err));
+    size_t n = json_array_size(v);
+    struct nyb_run *run = arena_calloc(a, n ? n : 1, sizeof(*run));
+    for (size_t i = 0; i < n; i++) {
+        const json_t *item = json_array_get(v, i);
+        int32_t *ids = arena_calloc(a, 1, sizeof(*ids));
+        size_t count = 1;
+        if (json_is_array(item))
+            TRY(params_ids(item, name, a, &ids, &count, err));
+        else
+            TRY(to_int(item, name, ids, err));
+        run[i] = (struct nyb_run){ids, count > INT32_MAX ? INT32_MAX : (int)count};
+    }
+    s->bad_run = run;
+    s->n_bad_run = (int)n;
     return NYB_OK;
 }
 
@@ -254,17 +295,27 @@ enum nyb_code params_read(struct nyb_sampling *s, const json_t *body, struct are
     s->keep_special_tokens = !skip_special;
     TRY(read_strings(body, "stop", a, &s->stop, &s->n_stop, err));
     TRY(read_strings(body, "bad_words", a, &s->bad_words, &s->n_bad_words, err));
-    TRY(read_stop_tokens(s, body, a, err));
+    TRY(read_ids(body, "stop_token_ids", a, &s->stop_token, &s->n_stop_token, err));
+    TRY(read_ids(body, "allowed_token_ids", a, &s->allowed_token, &s->n_allowed_token, err));
+    TRY(read_bad_runs(s, body, a, err));
     return read_logit_bias(s, json_object_get(body, "logit_bias"), a, err);
+}
+
+/* OpenAI's metadata are strings for the caller's own use. */
+static void merge(json_t *body, const json_t *metadata, const char *name)
+{
+    json_t *v = json_object_get(metadata, name);
+    if (is_given(v) && !json_is_string(v) && !is_given(json_object_get(body, name)))
+        json_object_set(body, name, v);
 }
 
 void params_merge_metadata(json_t *body)
 {
-    json_t *metadata = json_object_get(body, "metadata");
-    for (size_t i = 0; i < COUNT_OF(table); i++) {
-        json_t *v = json_object_get(metadata, table[i].name);
-        /* OpenAI's metadata are strings for the caller's own use */
-        if (is_given(v) && !json_is_string(v) && !is_given(json_object_get(body, table[i].name)))
-            json_object_set(body, table[i].name, v);
-    }
+    static const char *const more[] = {"max_streaming_response_tokens", "reasoning_max_tokens",
+                                       "bad_words_token_ids", "enable_thinking", "chat_template_kwargs"};
+    const json_t *metadata = json_object_get(body, "metadata");
+    for (size_t i = 0; i < COUNT_OF(table); i++)
+        merge(body, metadata, table[i].name);
+    for (size_t i = 0; i < COUNT_OF(more); i++)
+        merge(body, metadata, more[i]);
 }

@@ -16,6 +16,8 @@ enum nyb_code params_read(struct nyb_sampling *s, const json_t *body, struct are
 
 /* "name must be <what>, got a string. (parameter=name, value=...)" */
 enum nyb_code params_wrong_type(struct nyb_err *err, const char *name, const char *what, const json_t *value);
+/* A string, and not one that stands for an integer beyond 64 bits (chat_json.h). */
+bool params_is_string(const json_t *v);
 /* Absent and null leave *out alone. */
 enum nyb_code params_bool(const json_t *body, const char *name, bool *out,
                           struct nyb_err *err) NYB_MUST_CHECK;

@@ -7,19 +7,34 @@
 #include "base/mem.h"
 #include "server/error.h"
 #include "server/params_json.h"
+#include "server/refuse.h"
+#include "text/chat_json.h"
+
+/* chat_json_parse counts bytes with its marks for big integers in between, so the place of the fault is
+ * looked for again, with integers read as reals that no number of digits stops. */
+static void refuse_json(struct exchange *x, const struct nyb_err *first)
+{
+    json_error_t e;
+    json_t *body = json_loadb(x->body.data, x->body.len,
+                              JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &e);
+    if (body)
+        error_reply(x, 400, NULL, "The body is %s.", first->message);
+    else
+        error_reply(x, 400, NULL, "The body is not valid JSON: %s (byte %d, line %d, column %d).", e.text,
+                    e.position, e.line, e.column);
+    json_decref(body);
+}
 
 json_t *request_parse(struct exchange *x)
 {
     json_t *body = NULL;
-    json_error_t e;
+    struct nyb_err err;
     if (x->body.len == 0) {
         error_reply(x, 400, NULL, "The body is empty, a JSON object was expected.");
         return NULL;
     }
-    body = json_loadb(x->body.data, x->body.len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
-    if (!body) {
-        error_reply(x, 400, NULL, "The body is not valid JSON: %s (byte %d, line %d, column %d).", e.text,
-                    e.position, e.line, e.column);
+    if (chat_json_parse(&body, x->body.data, x->body.len, "body", &err) != NYB_OK) {
+        refuse_json(x, &err);
         return NULL;
     }
     if (!json_is_object(body)) {
@@ -36,7 +51,7 @@ enum nyb_code request_check_model(const struct server *s, const json_t *body, st
     const json_t *v = json_object_get(body, "model");
     if (!v || json_is_null(v))
         return NYB_OK;
-    if (!json_is_string(v))
+    if (!params_is_string(v))
         return params_wrong_type(err, "model", "a string", v);
     const char *name = json_string_value(v);
     const struct config_list *served = &s->config->served_name;
@@ -48,40 +63,9 @@ enum nyb_code request_check_model(const struct server *s, const json_t *body, st
     return err_at(err, NYB_E_NOT_FOUND, "model", -1, "The model `%.200s` does not exist.", name);
 }
 
-static enum nyb_code refuse(struct nyb_err *err, const char *name)
-{
-    return err_at(err, NYB_E_UNSUPPORTED, name, -1, "%s is not supported. (parameter=%s)", name, name);
-}
-
 enum nyb_code request_check_unsupported(const json_t *body, struct nyb_err *err)
 {
-    static const char *const never[] = {
-        "guided_json",         "guided_regex",           "guided_choice",     "guided_grammar",
-        "structured_outputs",  "structural_tag",         "chat_template",     "prompt_embeds",
-        "bad_words_token_ids", "logits_processors_args", "allowed_token_ids", "logprob_token_ids"};
-    static const char *const not_true[] = {"use_beam_search", "continue_final_message"};
-    for (size_t i = 0; i < COUNT_OF(never); i++) {
-        const json_t *v = json_object_get(body, never[i]);
-        if (v && !json_is_null(v))
-            return refuse(err, never[i]);
-    }
-    for (size_t i = 0; i < COUNT_OF(not_true); i++) {
-        bool given = false;
-        TRY(params_bool(body, not_true[i], &given, err));
-        if (given)
-            return refuse(err, not_true[i]);
-    }
-    const json_t *format = json_object_get(body, "response_format");
-    if (!format || json_is_null(format))
-        return NYB_OK;
-    const char *type = json_string_value(json_object_get(format, "type"));
-    if (!type)
-        return params_wrong_type(err, "response_format", "an object with a type", format);
-    return !strcmp(type, "text") ? NYB_OK
-                                 : err_at(err, NYB_E_UNSUPPORTED, "response_format", -1,
-                                          "response_format must be of type text, got \"%.40s\". "
-                                          "(parameter=response_format, value=%.40s)",
-                                          type, type);
+    return refuse_check(body, err);
 }
 
 static enum nyb_code read_stream_options(struct gen *g, const json_t *body, struct nyb_err *err)
@@ -100,13 +84,15 @@ static enum nyb_code read_stream_options(struct gen *g, const json_t *body, stru
     return NYB_OK;
 }
 
-/* The client's own id for the answer. */
+/* The client's own id for the answer, under FastDeploy's or SGLang's name. */
 static enum nyb_code read_request_id(struct gen *g, const json_t *body, struct nyb_err *err)
 {
     const json_t *v = json_object_get(body, "request_id");
     if (!v || json_is_null(v))
+        v = json_object_get(body, "rid");
+    if (!v || json_is_null(v))
         return NYB_OK;
-    const char *id = json_string_value(v);
+    const char *id = params_is_string(v) ? json_string_value(v) : NULL;
     size_t n = id ? json_string_length(v) : 0;
     bool fine = n > 0 && n <= EXCHANGE_ID_MAX;
     for (size_t i = 0; fine && i < n; i++)
@@ -119,6 +105,29 @@ static enum nyb_code read_request_id(struct gen *g, const json_t *body, struct n
     return NYB_OK;
 }
 
+/* FastDeploy's number of tokens that a chunk may hold. */
+static enum nyb_code read_chunk_tokens(struct gen *g, const json_t *body, struct nyb_err *err)
+{
+    static const char name[] = "max_streaming_response_tokens";
+    TRY(params_int(body, name, &g->chunk_tokens, err));
+    return g->chunk_tokens >= 1
+               ? NYB_OK
+               : err_at(err, NYB_E_RANGE, name, -1, "%s must be at least 1, got %d. (parameter=%s, value=%d)",
+                        name, g->chunk_tokens, name, g->chunk_tokens);
+}
+
+/* Older than n, and more than it only where the best answers are chosen among several. */
+static enum nyb_code check_best_of(const json_t *body, int n, struct nyb_err *err)
+{
+    int best_of = n;
+    TRY(params_int(body, "best_of", &best_of, err));
+    return best_of == n ? NYB_OK
+                        : err_at(err, NYB_E_UNSUPPORTED, "best_of", -1,
+                                 "best_of must be equal to n (%d), for no answers are thrown away, got %d. "
+                                 "(parameter=best_of, value=%d)",
+                                 n, best_of, best_of);
+}
+
 enum nyb_code request_read_common(struct gen *g, const json_t *body, const struct nyb_sampling *s, int *n,
                                   struct nyb_err *err)
 {
@@ -127,6 +136,8 @@ enum nyb_code request_read_common(struct gen *g, const json_t *body, const struc
     TRY(read_stream_options(g, body, err));
     TRY(params_bool(body, "return_token_ids", &g->return_ids, err));
     TRY(params_bool(body, "collect_metrics", &g->collect_metrics, err));
+    TRY(params_bool(body, "return_tokens_as_token_ids", &g->ids_as_text, err));
+    TRY(read_chunk_tokens(g, body, err));
     TRY(read_request_id(g, body, err));
     TRY(params_int(body, "n", n, err));
     if (*n < 1 || *n > REQUEST_CHOICES_MAX)
@@ -135,6 +146,7 @@ enum nyb_code request_read_common(struct gen *g, const json_t *body, const struc
     if (*n > 1 && s->temperature < 1e-5)
         return err_at(err, NYB_E_RANGE, "n", -1,
                       "n must be 1 when using greedy sampling, got %d. (parameter=n, value=%d)", *n, *n);
+    TRY(check_best_of(body, *n, err));
     if (s->prompt_logprobs != NYB_UNSET && g->stream)
         return err_at(err, NYB_E_ARG, "prompt_logprobs", -1,
                       "prompt_logprobs are not available when stream is true. (parameter=prompt_logprobs)");
@@ -164,6 +176,27 @@ enum nyb_code request_truncate(const struct server *s, const json_t *body, int32
     return NYB_OK;
 }
 
+int32_t *request_keep_ids(struct request_job *j, int32_t *ids, size_t n)
+{
+    if (!ids)
+        return NULL;
+    int32_t *kept = arena_alloc(&j->arena, n ? n : 1, sizeof(*kept));
+    memcpy(kept, ids, n * sizeof(*kept));
+    nyb_free(ids);
+    return kept;
+}
+
+void request_append_ids(struct arena *a, struct request_prompt *prompt, const int32_t *ids, size_t n)
+{
+    int32_t *all = arena_alloc(a, prompt->n + n + 1, sizeof(*all));
+    if (prompt->n)
+        memcpy(all, prompt->ids, prompt->n * sizeof(*all));
+    if (n)
+        memcpy(all + prompt->n, ids, n * sizeof(*all));
+    prompt->ids = all;
+    prompt->n += n;
+}
+
 enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt, int n_prompt, int n,
                              struct nyb_sampling *s, struct nyb_err *err)
 {
@@ -172,11 +205,17 @@ enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt,
     TRY(params_int(g->request, "priority", &priority, err));
     g->every_token = g->return_ids || g->n_logprob != NYB_UNSET || !g->x->s->has_tokenizer;
     s->logprobs = g->n_logprob;
+    int64_t most = g->x->s->config->max_waiting + g->x->s->info->max_num_seqs;
+    if ((int64_t)n_prompt * n > most)
+        return err_at(err, NYB_E_RANGE, "n", -1,
+                      "n times the number of prompts is %lld, more than this server can ever hold (%lld). "
+                      "(parameter=n, value=%d)",
+                      (long long)n_prompt * n, (long long)most, n);
     gen_set_choices(g, n_prompt, n);
     for (int i = 0; i < g->n_choice; i++) {
         const struct request_prompt *p = &prompt[i / n];
         const struct nyb_request r = {
-            .prompt = p->ids, .n_prompt = p->n, .sampling = s, .priority = priority};
+            .prompt = p->ids, .n_prompt = p->n, .sampling = s, .priority = priority, .id = gen_request_id(g)};
         if (seed >= 0) /* the choices differ, and each is what it is alone */
             s->seed = (int64_t)(((uint64_t)seed + (uint64_t)(i % n)) & INT64_MAX);
         enum nyb_code code = gen_submit(g, i, &r, err);
@@ -184,4 +223,23 @@ enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt,
             return code;
     }
     return NYB_OK;
+}
+
+void request_answer(struct exchange *x, enum gen_api api, request_start_fn *start)
+{
+    struct nyb_err err = {0};
+    struct request_job j = {.s = x->s, .body = request_parse(x)};
+    if (!j.body)
+        return;
+    params_merge_metadata(j.body);
+    arena_init(&j.arena, 4096);
+    j.g = gen_open(x, api, j.body);
+    if (start(&j, &err) == NYB_OK) {
+        x->gen = j.g;
+    } else {
+        gen_close(j.g);
+        error_reply_err(x, &err);
+    }
+    arena_free(&j.arena);
+    json_decref(j.body);
 }

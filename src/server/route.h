@@ -4,9 +4,21 @@
 
 #include "server/exchange.h"
 
-enum route_auth { ROUTE_OPEN, ROUTE_KEY };
-/* Where run is called: in the loop (microseconds), by a worker, or by a worker and refused while draining. */
-enum route_kind { ROUTE_INLINE, ROUTE_WORK, ROUTE_GENERATE };
+enum route_auth { ROUTE_OPEN, ROUTE_KEY, ROUTE_ADMIN };
+/* Where run is called, and whether it is refused while draining. */
+enum route_kind {
+    ROUTE_INLINE,   /* in the loop: microseconds                                              */
+    ROUTE_WORK,     /* by a worker                                                            */
+    ROUTE_GENERATE, /* by a worker; refused                                                   */
+    ROUTE_CONTROL,  /* by an admin worker, which may take long                                */
+    ROUTE_UPDATE,   /* the same; refused                                                      */
+    ROUTE_UPLOAD,   /* the same; the body is no JSON and goes into x->upload while it arrives */
+};
+
+static inline bool route_is_refused_by_drain(enum route_kind kind)
+{
+    return kind == ROUTE_GENERATE || kind >= ROUTE_UPDATE;
+}
 
 struct route {
     const char *method, *path; /* a path that ends with slash and star takes any one further segment */

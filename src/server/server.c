@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/admin.h"
 #include "server/auth.h"
 #include "server/loop.h"
 #include "server/notify.h"
@@ -91,7 +92,8 @@ static enum nyb_code open_all(struct server *s, struct nyb_err *err)
     s->model = c->served_name.n ? c->served_name.item[0] : short_name(s->info->model);
     s->created_s = (int64_t)(clock_unix_us() / 1000000u);
     TRY(choose_format(s, err));
-    TRY(auth_open(&s->auth, c, err));
+    TRY(auth_open(&s->auth, &c->api_key, c->api_key_file, "api-key", err));
+    TRY(admin_open(s, err));
     TRY(read_tls(s, err));
     TRY(work_open(&s->work, s, (int)c->workers, err));
     return loop_open(s, err);
@@ -104,11 +106,18 @@ enum nyb_code server_run(const struct serve_config *config, struct nyb_engine *e
     if (code == NYB_OK) {
         notify_send("READY=1");
         loop_run(&s);
+        if (s.lost.code != NYB_OK) {
+            code = s.lost.code;
+            if (err)
+                *err = s.lost;
+        }
     }
     work_close(s.work);
     s.work = NULL;
+    admin_stop(s.admin);
     loop_close(&s);
     auth_close(s.auth);
+    admin_close(s.admin);
     free(s.tls_cert);
     if (s.tls_key)
         explicit_bzero(s.tls_key, strlen(s.tls_key));

@@ -52,6 +52,8 @@ static void add_chunk_end(struct choice *c)
     }
     if (g->collect_metrics)
         add_metrics(c, b);
+    if (c->done)
+        answer_add_versions(b, c->version, c->first_version);
 }
 
 /* Once for each choice, together with its first result. */
@@ -74,12 +76,16 @@ static void add_role(struct choice *c)
     buf_add_str(b, "}\n\n");
 }
 
+void sse_add_begin(struct choice *c)
+{
+    if (c->g->api == GEN_CHAT && !c->said_role)
+        add_role(c);
+}
+
 void sse_add_event(struct choice *c, bool token)
 {
     struct gen *g = c->g;
     struct buf *b = &g->out;
-    if (g->api == GEN_CHAT && !c->said_role)
-        add_role(c);
     if (!c->text.len && !c->reasoning.len && !c->calls.len && !c->done && !(token && g->every_token))
         return;
     add_start(g);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "server/params_json.h"
 #include "text/parse_syntax.h"
 
@@ -44,56 +45,141 @@ enum nyb_code tool_choice_check(const json_t *body, struct nyb_err *err)
     return NYB_OK;
 }
 
-/* What the answer must begin with. */
-static void write_forced(const struct parse_format *f, const char *name, bool thinking, struct buf *b)
+/* ---- calls as constraints ---------------------------------------------------------------------------- */
+
+struct calls {
+    const struct parse_format *format;
+    const char *only; /* the one function that may be called; NULL: any */
+    json_t *structures;
+    struct nyb_err *err;
+};
+
+static bool is_plain_name(const char *name)
 {
-    if (thinking) {
-        buf_add_str(b, "\n");
-        buf_add_str(b, f->think_close);
-        buf_add_str(b, "\n\n");
-    }
-    buf_add_str(b, f->call_open);
-    if (f->syntax != &parse_syntax_json)
-        return;
-    buf_add_str(b, "\n{\"name\": \"");
-    if (name) {
-        buf_add_str(b, name);
-        buf_add_str(b, "\", \"arguments\":");
+    for (; *name; name++)
+        if (!parse_is_name(*name))
+            return false;
+    return true;
+}
+
+/* The texts around the arguments of one function's call, as the format's syntax (parse_syntax.h) has them. */
+static void write_frame(const struct parse_format *f, const char *name, struct buf *begin, struct buf *end)
+{
+    buf_add_str(begin, f->call_open);
+    if (f->syntax == &parse_syntax_function) {
+        buf_printf(begin, "\n<function=%s>\n", name);
+        buf_printf(end, "</function>\n%s", f->call_close);
+    } else if (f->syntax == &parse_syntax_argkey) {
+        buf_printf(begin, "%s\n", name);
+        buf_add_str(end, f->call_close);
+    } else {
+        bool list = f->syntax == &parse_syntax_mistral;
+        buf_add_str(begin, list ? "[{\"name\": " : "\n{\"name\": ");
+        json_add_string(begin, name, strlen(name));
+        buf_add_str(begin, ", \"arguments\": ");
+        if (list)
+            buf_add_str(end, "}]");
+        else
+            buf_printf(end, "}\n%s", f->call_close);
     }
 }
 
-enum nyb_code tool_choice_apply(struct gen *g, const json_t *body, struct arena *a,
-                                struct request_prompt *prompt, struct nyb_err *err)
+static const char *style_of(const struct parse_format *f)
 {
-    const json_t *choice = json_object_get(body, "tool_choice");
-    const struct parse_format *f = g->x->s->format;
-    const char *word = json_string_value(choice), *name = named(choice);
-    struct buf forced = {0};
-    int32_t *ids;
-    size_t n;
-    if (!name && (!word || strcmp(word, "required")))
+    return f->syntax == &parse_syntax_function ? "function"
+           : f->syntax == &parse_syntax_argkey ? "argkey"
+                                               : "json";
+}
+
+/* Arguments are an object, whatever else the schema says. */
+static json_t *arguments_schema(const json_t *function, bool constrain)
+{
+    const json_t *parameters = json_object_get(function, "parameters");
+    json_t *schema = json_object();
+    if (constrain && json_is_object(parameters))
+        json_object_update(schema, (json_t *)(uintptr_t)parameters);
+    if (!json_object_get(schema, "type") && !json_object_get(schema, "$ref"))
+        json_object_set_new(schema, "type", json_string("object"));
+    return schema;
+}
+
+static enum nyb_code add_call(struct calls *c, const json_t *tool, bool constrain)
+{
+    const json_t *function = json_object_get(tool, "function");
+    const char *name = json_string_value(json_object_get(function, "name"));
+    struct buf begin = {0}, end = {0};
+    if (!name || (c->only && strcmp(c->only, name)))
         return NYB_OK;
-    if (!f->call_open)
-        return err_at(
-            err, NYB_E_UNSUPPORTED, "tool_choice", -1,
-            "this model's chat template has no tool calls that could be required. (parameter=tool_choice)");
-    if (name && (f->syntax != &parse_syntax_json || strpbrk(name, "\"\\")))
-        return err_at(
-            err, NYB_E_UNSUPPORTED, "tool_choice", -1,
-            "a named function cannot be required of this model: use required. (parameter=tool_choice)");
-    const char *text = g->prompt_text ? g->prompt_text : "";
-    write_forced(f, name, parse_format_opens(f, text, strlen(text)), &forced);
-    enum nyb_code code = nyb_tokenize(g->x->s->engine, forced.data, forced.len, false, &ids, &n, err);
-    if (code != NYB_OK) {
-        buf_free(&forced);
-        return code;
-    }
-    int32_t *all = arena_alloc(a, prompt->n + n, sizeof(*all));
-    memcpy(all, prompt->ids, prompt->n * sizeof(*all));
-    memcpy(all + prompt->n, ids, n * sizeof(*all));
-    nyb_free(ids);
-    prompt->ids = all;
-    prompt->n += n;
-    g->forced = buf_steal(&forced);
+    if (!*name || !is_plain_name(name))
+        return err_at(c->err, NYB_E_ARG, "tools", -1,
+                      "the name of a function whose calls are constrained must be letters, digits or any of "
+                      "_-.:/, got \"%.60s\". (parameter=tools)",
+                      name);
+    write_frame(c->format, name, &begin, &end);
+    json_array_append_new(c->structures,
+                          json_pack("{s:s, s:s, s:s, s:o}", "begin", begin.data, "end", end.data, "style",
+                                    style_of(c->format), "schema", arguments_schema(function, constrain)));
+    buf_free(&begin);
+    buf_free(&end);
     return NYB_OK;
+}
+
+static bool is_strict(const json_t *tool)
+{
+    return json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
+}
+
+/* Tags of the syntax may be special tokens. */
+static json_t *markers_of(const struct parse_format *f)
+{
+    static const char *const tags[] = {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"};
+    json_t *list = f->call_close ? json_pack("[s]", f->call_close) : json_array();
+    for (size_t i = 0; i < COUNT_OF(tags) && f->syntax == &parse_syntax_argkey; i++)
+        json_array_append_new(list, json_string(tags[i]));
+    return list;
+}
+
+static enum nyb_code write_calls(struct calls *c, const json_t *tools, bool required, bool parallel,
+                                 struct buf *out)
+{
+    json_t *tool;
+    size_t i;
+    json_array_foreach(tools, i, tool) TRY(add_call(c, tool, required || is_strict(tool)));
+    json_t *all = json_pack("{s:O, s:[s], s:o, s:b, s:b}", "structures", c->structures, "triggers",
+                            c->format->call_open, "markers", markers_of(c->format), "required", (int)required,
+                            "parallel", (int)parallel);
+    char *text = json_dumps(all, JSON_COMPACT);
+    buf_add_str(out, text ? text : "");
+    free(text);
+    json_decref(all);
+    return NYB_OK;
+}
+
+enum nyb_code tool_choice_constraint(const struct gen *g, const json_t *body, struct arena *a,
+                                     const char **parameter, const char **text, struct nyb_err *err)
+{
+    const json_t *choice = json_object_get(body, "tool_choice"), *tools = json_object_get(body, "tools");
+    const char *word = json_string_value(choice), *name = named(choice);
+    struct calls c = {.format = g->x->s->format, .only = name, .err = err};
+    bool required = name || (word && !strcmp(word, "required")), strict = false;
+    json_t *tool;
+    size_t i;
+    json_array_foreach(tools, i, tool) strict = strict || is_strict(tool);
+    if (!json_is_array(tools) || (word && !strcmp(word, "none")) || (!required && !strict))
+        return NYB_OK;
+    *parameter = required ? "tool_choice" : "tools";
+    if (!c.format->call_open)
+        return err_at(
+            err, NYB_E_UNSUPPORTED, *parameter, -1,
+            "this model's chat template has no tool calls that could be constrained. (parameter=%s)",
+            *parameter);
+    bool parallel = !g->one_call && !name && c.format->syntax != &parse_syntax_mistral;
+    struct buf out = {0};
+    c.structures = json_array();
+    enum nyb_code code = write_calls(&c, tools, required, parallel, &out);
+    json_decref(c.structures);
+    if (code == NYB_OK)
+        *text = arena_strdup(a, out.data);
+    buf_free(&out);
+    return code;
 }

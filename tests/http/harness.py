@@ -14,9 +14,9 @@ import time
 class Server:
     """A running `nybble serve` on a free loopback port with the embedded model."""
 
-    def __init__(self, *options, env=None, wait=True):
+    def __init__(self, *options, env=None, wait=True, access=None):
         self.log = tempfile.TemporaryFile(mode="w+")
-        self.access = tempfile.TemporaryFile(mode="w+")
+        self.access = tempfile.TemporaryFile(mode="w+") if access is None else access
         command = [os.environ["NYBBLE"], "serve", "--port", "0", *options]
         self.process = subprocess.Popen(command, stdout=self.access, stderr=self.log,
                                         env={**os.environ, **(env or {})})
@@ -50,7 +50,8 @@ class Server:
 
     def close(self):
         self.log.close()
-        self.access.close()
+        if hasattr(self.access, "close"):
+            self.access.close()
 
     def request(self, method, path, body=None, headers=None, timeout=60):
         """(status, headers with lower-case names, body bytes)"""

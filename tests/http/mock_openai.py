@@ -4,6 +4,8 @@ Standard library only; loopback only. A request's body may have a member "mock":
     ttft_ms, itl_ms   pauses before the first and between later chunks with text
     tokens            chunks with text (default: max_tokens)
     mode              "" or one of MODES
+    vary              true: both pauses are 1 to 4 times that, by the prompt's length in bytes
+    metrics           true: events carry FastDeploy's "metrics", where collect_metrics asks for them
     log               "" or a name: GET /mock/log?NAME lists the bodies and times of its requests
 """
 import json
@@ -42,9 +44,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         came = time.monotonic()
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path in ("/start_profile", "/stop_profile"):
+            with self.server.lock:
+                self.server.seen.setdefault("profile", []).append(self.path)
+            return self.answer(200, "{}")
         mock = body.get("mock", {})
         self.log = mock.get("log", "")
-        entry = {"at": came, "body": body, "authorization": self.headers.get("Authorization")}
+        entry = {"at": came, "body": body, "authorization": self.headers.get("Authorization"),
+                 "headers": dict(self.headers)}
         with self.server.lock:
             self.server.seen.setdefault(self.log, []).append(entry)
             self.server.open[self.log] = self.server.open.get(self.log, 0) + 1
@@ -100,11 +107,26 @@ class Handler(BaseHTTPRequestHandler):
             choice["delta"] = {} if text is None else {key: text}
         else:
             choice["text"] = text or ""
-        return {"id": "x", "choices": [choice]}
+        event = {"id": "x", "choices": [choice]}
+        if self.metrics:  # of the wall clock, as FastDeploy's are
+            at = dict(arrival_time=0, scheduler_recv_req_time=.001, engine_get_req_time=.003, inference_start_time=.006,
+                      ask_decode_resource_start_time=.003, ask_decode_resource_finish_time=.005,
+                      engine_recv_first_token_time=.010, wait_for_sending_cache_time=.011,
+                      send_request_output_to_decode_time=.013, decode_recv_req_time=.002,
+                      decode_preallocate_req_time=.004, decode_recv_first_token_time=.014,
+                      decode_inference_start_time=.016, decode_recv_second_token_time=.019)
+            event["metrics"] = {k: self.zero + v for k, v in at.items()}
+            event["metrics"].update(gpu_cache_token_num=64, cpu_cache_token_num=0, cpu_cache_prepare_time=.002)
+        return event
 
     def stream(self, body, mock, mode):
         tokens = mock.get("tokens", body.get("max_tokens", 1))
         ttft, itl = mock.get("ttft_ms", 0), mock.get("itl_ms", 0)
+        prompt = body.get("prompt") or body["messages"][-1]["content"]
+        if mock.get("vary"):
+            ttft, itl = ttft * (1 + len(prompt) % 4), itl * (1 + len(prompt) // 4 % 4)
+        self.metrics = mock.get("metrics") and body.get("collect_metrics")
+        self.zero = time.time()
         if "messages" in body:  # the role chunk is not the first token
             role = self.choice(body, "", 0)
             role["choices"][0]["delta"]["role"] = "assistant"
@@ -130,7 +152,6 @@ class Handler(BaseHTTPRequestHandler):
                                               "reasoning_content" if thinks else "content")), mode)
         self.event(json.dumps(self.choice(body, None, None, finish="stop")), mode)
         if mode != "no_usage":
-            prompt = body.get("prompt") or body["messages"][-1]["content"]
             usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": 0 if mode == "empty" else tokens,
                      "prompt_tokens_details": {"cached_tokens": 3}}
             if mode == "reasoning":
@@ -143,8 +164,11 @@ class Mock(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+    def handle_error(self, request, client_address):
+        pass  # a client that goes away is part of the tests
+
+    def __init__(self, port=0):
+        super().__init__(("127.0.0.1", port), Handler)
         self.lock, self.seen, self.open = threading.Lock(), {}, {}
         threading.Thread(target=self.serve_forever, daemon=True).start()
 

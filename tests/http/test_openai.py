@@ -133,6 +133,108 @@ class Client(unittest.TestCase):
             self.chat(max_tokens=900, extra_body={"ignore_eos": True}, timeout=0.1)
         self.server.until_metric("num_requests_running", 0, 5)
 
+    def test_seed(self):
+        ask = {"temperature": 1, "seed": 5, "max_tokens": 24}
+        first, again, other = (self.chat(**{**ask, "seed": s}).choices[0].message.content for s in (5, 5, 6))
+        self.assertEqual(first, again)
+        self.assertNotEqual(first, other)
+
+    def test_stop(self):
+        whole = self.chat(max_tokens=24).choices[0].message.content
+        word = whole.split()[4]
+        answer = self.chat(max_tokens=24, stop=["nowhere to be seen", word]).choices[0]
+        self.assertEqual((answer.finish_reason, answer.message.content), ("stop", whole[:whole.index(word)]))
+        self.assertEqual(answer.stop_reason, word)
+        chunks = list(self.chat(max_tokens=24, stop=word, stream=True))
+        self.assertEqual("".join(c.choices[0].delta.content or "" for c in chunks), whole[:whole.index(word)])
+        self.assertEqual(chunks[-1].choices[0].finish_reason, "stop")
+
+    def test_stream_of_several(self):
+        chunks = list(self.chat(n=3, temperature=1, seed=3, stream=True, stream_options={"include_usage": True}))
+        texts = ["", "", ""]
+        for c in chunks[:-1]:
+            texts[c.choices[0].index] += c.choices[0].delta.content or ""
+        whole = self.chat(n=3, temperature=1, seed=3)
+        self.assertEqual(texts, [c.message.content for c in whole.choices])
+        self.assertEqual((chunks[-1].choices, chunks[-1].usage.completion_tokens), ([], 24))
+        self.assertEqual(whole.usage.completion_tokens, 24)
+        roles = [c.choices[0].index for c in chunks[:-1] if c.choices[0].delta.role]
+        self.assertEqual(sorted(roles), [0, 1, 2])
+
+    def test_stream_options(self):
+        plain = list(self.chat(stream=True))
+        self.assertTrue(all(c.usage is None and c.choices for c in plain))
+        counted = list(self.chat(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}))
+        counts = [c.usage.completion_tokens for c in counted]
+        self.assertEqual((counts, counts[-1]), (sorted(counts), 8))
+
+    def test_stream_logprobs(self):
+        whole = self.chat(logprobs=True, top_logprobs=3).choices[0].logprobs.content
+        chunks = list(self.chat(logprobs=True, top_logprobs=3, stream=True))
+        pieces = [t for c in chunks if c.choices[0].logprobs for t in c.choices[0].logprobs.content]
+        self.assertEqual(pieces, whole)
+        self.assertTrue(all(t.logprob <= 0 and t.top_logprobs[0].logprob >= t.logprob for t in whole))
+        scored = self.client.completions.create(model=MODEL, prompt="The king", max_tokens=0, echo=True, logprobs=2)
+        self.assertEqual("".join(scored.choices[0].logprobs.tokens), "The king")
+
+    def test_other_parameters(self):
+        """What the package knows by name arrives."""
+        answer = self.chat(max_completion_tokens=5, max_tokens=openai.NOT_GIVEN, presence_penalty=0.5,
+                           frequency_penalty=0.5, logit_bias={"700": -100}, user="me", top_p=0.9,
+                           parallel_tool_calls=False, tools=TOOLS, reasoning_effort="low", store=False,
+                           metadata={"a": "b"}, service_tier="auto")
+        self.assertEqual(answer.usage.completion_tokens, 5)
+        answer = self.client.completions.create(model=MODEL, prompt="The king", max_tokens=4, best_of=1, seed=1, n=1,
+                                                suffix=None, user="me")
+        self.assertEqual(answer.usage.completion_tokens, 4)
+        ids = self.client.completions.create(model=MODEL, prompt=[[300, 301], [302]], max_tokens=2)
+        self.assertEqual([c.index for c in ids.choices], [0, 1])
+
+    def test_extra_body(self):
+        answer = self.chat(extra_body={"top_k": 1, "min_tokens": 8, "return_token_ids": True, "repetition_penalty": 1.2,
+                                       "chat_template_kwargs": {"enable_thinking": False}})
+        self.assertEqual(len(answer.choices[0].token_ids), 8)
+        self.assertTrue(answer.prompt_token_ids)
+
+    def test_headers(self):
+        raw = self.client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=MESSAGES, max_tokens=2, extra_headers={"X-Request-Id": "from-the-client"})
+        self.assertEqual(raw.headers["x-request-id"], "from-the-client")
+        self.assertEqual(raw.parse().id, "chatcmpl-from-the-client")
+
+    def test_refusals_are_bad_requests(self):
+        for fields in ({"functions": [{"name": "f"}]}, {"modalities": ["text", "audio"]}, {"n": 0}, {"top_p": 2},
+                       {"logprobs": False, "top_logprobs": 2}, {"stream_options": {"include_usage": True}},
+                       {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+                       {"extra_body": {"use_beam_search": True}}):
+            with self.subTest(fields), self.assertRaises(openai.BadRequestError) as caught:
+                self.chat(**fields)
+            self.assertTrue(caught.exception.body["message"])
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.client.completions.create(model=MODEL, prompt=[5] * 3000, max_tokens=1)
+        self.assertIn("1024", str(caught.exception))
+        with self.assertRaises(openai.NotFoundError):
+            self.client.embeddings.create(model=MODEL, input="x")
+
+    def test_error_within_a_stream(self):
+        """It comes as an event, which the package raises."""
+        with self.assertRaises(openai.APIError) as caught:
+            list(self.chat(stream=True, extra_body={"allowed_token_ids": [5], "bad_words_token_ids": [5]}))
+        self.assertIn("allowed_token_ids", str(caught.exception))
+
+    def test_cancelled_task(self):
+        async def run():
+            async with openai.AsyncOpenAI(base_url=self.base, api_key="k", max_retries=0) as client:
+                job = asyncio.create_task(client.chat.completions.create(
+                    model=MODEL, messages=MESSAGES, max_tokens=900, extra_body={"ignore_eos": True}))
+                await asyncio.sleep(0.2)
+                job.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await job
+        asyncio.run(run())
+        self.server.until_metric("num_requests_running", 0, 5)
+        self.server.until_metric("kv_blocks_used", 0, 5)
+
     def test_many_at_once(self):
         async def run():
             async with openai.AsyncOpenAI(base_url=self.base, api_key="k") as client:
@@ -161,9 +263,6 @@ class Reasoning(unittest.TestCase):
             self.assertEqual(answer.usage.completion_tokens_details.reasoning_tokens, 8)
             deltas = [c.choices[0].delta for c in client.chat.completions.create(**ask, stream=True)]
             self.assertEqual("".join(getattr(d, "reasoning", None) or "" for d in deltas), message.reasoning)
-            forced = client.chat.completions.create(
-                **ask, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "look"}})
-            self.assertIn("<tool_call>", forced.choices[0].message.content)
             client.close()
         finally:
             self.assertEqual(server.stop(), 0)

@@ -9,7 +9,9 @@
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "cli/bench.h"
+#include "cli/bench_engine.h"
 #include "cli/bench_profile.h"
+#include "cli/bench_scan.h"
 #include "cli/bench_seqs.h"
 #include "cli/bench_work.h"
 #include "cli/cli.h"
@@ -31,6 +33,11 @@ static const char help[] =
     "  --repeat N       runs of each, the best counts (default: 5)\n"
     "  --chunk N        most prompt tokens in a step (default: 2048)\n"
     "  --seed N         of the tokens (default: 1)\n"
+    "  --scan           decode with 1 to 64 sequences: does tokens/s fall anywhere? (--prompt 0 and a list "
+    "for\n"
+    "                   --batch, where none is given)\n"
+    "  --engine         besides, whole steps of the engine: schedule, forward, sample, deliver, detokenize\n"
+    "  --tokenizer PATH for --engine, where the model has none: a folder, or a tokenizer.json\n"
     "  --profile        where the time of a step goes, by stage (one more run of each)\n"
     "  --trace FILE     that run as a Chrome trace\n"
     "  --json           one JSON object on standard output\n"
@@ -53,16 +60,18 @@ struct bench {
     struct common_options common;
     struct list prompt, depth, batch, threads;
     int64_t gen, repeat, chunk, seed;
-    bool json, profile;
-    const char *trace;
+    bool json, profile, scan, engine, prompt_given, batch_given;
+    const char *trace, *tokenizer;
     /* while running */
     struct model *model;
     struct bench_seqs seqs;
     struct bench_profile stages;
-    struct bench_work work; /* of the run in progress */
-    float *logits;          /* (largest batch, vocab) */
-    int *active;            /* (n_layer) experts that the step visited */
-    uint8_t *seen;          /* (n_expert)                              */
+    struct bench_work work;  /* of the run in progress */
+    struct bench_scan rates; /* for --scan */
+    struct tokenizer *tok;   /* for --engine; NULL: none */
+    float *logits;           /* (largest batch, vocab) */
+    int *active;             /* (n_layer) experts that the step visited */
+    uint8_t *seen;           /* (n_expert)                              */
     json_t *results;
     struct cli_progress bar;
 };
@@ -97,11 +106,20 @@ static void profile_stage(void *arg, int layer, const char *name, uint64_t ns)
     bench_profile_stage(&b->stages, layer, name, ns);
 }
 
+static void profile_span(void *arg, int micro_batch, int layer, const char *name, bool communication,
+                         uint64_t begin_ns, uint64_t end_ns)
+{
+    struct bench *b = arg;
+    bench_profile_span(&b->stages, micro_batch, layer, name, communication, begin_ns, end_ns);
+}
+
 static enum nyb_code run_step(struct bench *b, const struct batch *batch, bool profile, uint64_t *sum_ns,
                               struct nyb_err *err)
 {
-    const struct model_probe probe = {
-        .arg = b, .routing = count_experts, .stage = profile ? profile_stage : NULL};
+    const struct model_probe probe = {.arg = b,
+                                      .routing = count_experts,
+                                      .stage = profile ? profile_stage : NULL,
+                                      .span = profile ? profile_span : NULL};
     uint64_t begin = clock_ns();
     TRY(model_forward(b->model, batch, b->logits, &probe, err));
     uint64_t ns = clock_ns() - begin;
@@ -266,6 +284,9 @@ static enum nyb_code run_point(struct bench *b, const struct point *p, struct ny
     if (code == NYB_OK) {
         qsort(seconds, (size_t)b->repeat, sizeof(*seconds), by_value);
         const struct figures f = figures_of(b, p, seconds, (int)b->repeat, &roof);
+        const struct bench_scan_point rate = {roof.n_thread, p->depth, p->batch, f.tok_s};
+        if (b->scan && !p->prefill)
+            bench_scan_add(&b->rates, &rate);
         if (b->json)
             json_array_append_new(b->results, result_json(b, p, &f, seconds, &roof));
         else
@@ -310,6 +331,76 @@ static enum nyb_code run_threads(struct bench *b, int n_thread, struct nyb_err *
     return NYB_OK;
 }
 
+/* ---- whole steps of the engine -------------------------------------------------------------------- */
+
+static void report_engine(struct bench *b, const char *name, const struct bench_engine *e, int n_thread,
+                          const double *sorted, const struct bench_profile *profile)
+{
+    int n = e->repeat;
+    double tokens = (double)e->gen * e->batch, tok_s = tokens / sorted[0];
+    double median = tokens / (n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2);
+    if (!b->json) {
+        printf("%-16s %7d %9.1f %9.1f  whole steps of the engine, temperature %g, top_p %g%s\n", name,
+               n_thread, tok_s, median, BENCH_ENGINE_TEMPERATURE, BENCH_ENGINE_TOP_P,
+               e->tokenizer ? "" : "; no tokenizer");
+        bench_profile_print(profile);
+        fflush(stdout);
+        return;
+    }
+    json_t *runs = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(runs, json_real(sorted[i]));
+    json_array_append_new(b->results,
+                          json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:b, s:o, s:o}", "name", name,
+                                    "kind", "engine", "threads", n_thread, "tokens", e->gen, "batch",
+                                    e->batch, "depth", e->depth, "tokens_per_second", tok_s,
+                                    "median_tokens_per_second", median, "detokenized", e->tokenizer != NULL,
+                                    "run_seconds", runs, "profile", bench_profile_json(profile)));
+}
+
+static enum nyb_code run_engine_point(struct bench *b, int n_thread, int batch, int depth,
+                                      struct nyb_err *err)
+{
+    const struct point p = decode_point((int)b->gen, batch, depth);
+    const struct bench_engine e = {.model = b->model,
+                                   .tokenizer = b->tok,
+                                   .batch = batch,
+                                   .depth = depth,
+                                   .gen = (int)b->gen,
+                                   .repeat = (int)b->repeat,
+                                   .chunk = (int)b->chunk,
+                                   .seed = (uint64_t)b->seed};
+    char name[64];
+    snprintf(name, sizeof(name), "engine %s", p.name);
+    double *seconds = mem_alloc((size_t)b->repeat, sizeof(*seconds));
+    struct bench_profile best = {0};
+    cli_progress_start(&b->bar, name);
+    enum nyb_code code = bench_engine_run(&e, seconds, &best, err);
+    cli_progress_end(&b->bar);
+    if (code == NYB_OK)
+        report_engine(b, name, &e, n_thread, seconds, &best);
+    free(seconds);
+    return code;
+}
+
+/* After all others: the engine takes the KV cache over. */
+static enum nyb_code run_engine(struct bench *b, const char *folder, struct nyb_err *err)
+{
+    struct nyb_err none;
+    if (b->tokenizer)
+        TRY(tok_open(&b->tok, b->tokenizer, err));
+    else if (tok_open(&b->tok, folder, &none) != NYB_OK)
+        b->tok = NULL; /* a shape: config.json alone */
+    bench_seqs_close(&b->seqs);
+    for (int t = 0; t < b->threads.n; t++) {
+        TRY(model_set_threads(b->model, b->threads.v[t], err));
+        for (int d = 0; b->gen > 0 && d < b->depth.n; d++)
+            for (int i = 0; i < b->batch.n; i++)
+                TRY(run_engine_point(b, b->threads.v[t], b->batch.v[i], b->depth.v[d], err));
+    }
+    return NYB_OK;
+}
+
 /* ---- the whole ----------------------------------------------------------------------------------- */
 
 static int list_max(const struct list *l)
@@ -345,6 +436,8 @@ static void print_json(const struct bench *b, const char *level)
                   cpu_model_name(), "level", level, "model", b->common.model, "quantization",
                   model_quant_text(b->model), "compute", compute_name(b->common.compute), "resident_bytes",
                   (double)model_weight_bytes(b->model), "repeat", (int)b->repeat, "results", b->results);
+    if (o && b->scan)
+        json_object_set_new(o, "cliffs", bench_scan_json(&b->rates));
     char *text = o ? json_dumps(o, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
     if (text)
         puts(text);
@@ -352,7 +445,7 @@ static void print_json(const struct bench *b, const char *level)
     json_decref(o);
 }
 
-static enum nyb_code measure(struct bench *b, struct nyb_err *err)
+static enum nyb_code measure(struct bench *b, const char *folder, struct nyb_err *err)
 {
     const char *level = cpu_level_name(cpu_level());
     TRY(prepare(b, err));
@@ -366,6 +459,10 @@ static enum nyb_code measure(struct bench *b, struct nyb_err *err)
     }
     for (int i = 0; i < b->threads.n; i++)
         TRY(run_threads(b, b->threads.v[i], err));
+    if (b->scan && !b->json)
+        bench_scan_print(&b->rates);
+    if (b->engine)
+        TRY(run_engine(b, folder, err));
     if (b->json)
         print_json(b, level);
     return NYB_OK;
@@ -381,11 +478,13 @@ static enum nyb_code run(struct bench *b, struct nyb_err *err)
     if (code == NYB_OK)
         code = common_open_model(&b->model, &b->common, folder, err);
     if (code == NYB_OK)
-        code = measure(b, err);
+        code = measure(b, folder, err);
     enum nyb_code closed = bench_profile_close_trace(&b->stages, b->trace, code == NYB_OK ? err : &late);
     bench_seqs_close(&b->seqs);
     model_close(b->model);
     json_decref(b->results);
+    bench_scan_free(&b->rates);
+    tok_close(b->tok);
     free(b->logits);
     free(b->active);
     free(b->seen);
@@ -416,16 +515,32 @@ static bool parse_list(const char *option, const char *text, int64_t lo, int64_t
     return fine;
 }
 
-enum { PROMPT = COMMON_OPTION_END, GEN, DEPTH, BATCH, REPEAT, CHUNK, SEED, PROFILE, TRACE, JSON };
+enum {
+    PROMPT = COMMON_OPTION_END,
+    GEN,
+    DEPTH,
+    BATCH,
+    REPEAT,
+    CHUNK,
+    SEED,
+    PROFILE,
+    TRACE,
+    JSON,
+    SCAN,
+    ENGINE,
+    TOKENIZER
+};
 
 static bool take(struct bench *b, int option, const char *arg)
 {
     switch (option) {
     case PROMPT:
+        b->prompt_given = true;
         return parse_list("--prompt", arg, 0, 1 << 24, &b->prompt);
     case DEPTH:
         return parse_list("--depth", arg, 0, 1 << 24, &b->depth);
     case BATCH:
+        b->batch_given = true;
         return parse_list("--batch", arg, 1, 1 << 16, &b->batch);
     case COMMON_THREADS:
         return parse_list("--threads", arg, 1, 4096, &b->threads);
@@ -444,6 +559,15 @@ static bool take(struct bench *b, int option, const char *arg)
         b->trace = arg;
         b->profile = true;
         return true;
+    case SCAN:
+        b->scan = true;
+        return true;
+    case ENGINE:
+        b->engine = true;
+        return true;
+    case TOKENIZER:
+        b->tokenizer = arg;
+        return true;
     case JSON:
         b->json = true;
         return true;
@@ -451,6 +575,9 @@ static bool take(struct bench *b, int option, const char *arg)
         return common_take(&b->common, "bench model", option, arg);
     }
 }
+
+/* Around the borders of the tiles: 8 rows, two of them, four. */
+static const struct list scan_batches = {{1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64}, 16};
 
 int bench_model(int argc, char **argv)
 {
@@ -464,6 +591,9 @@ int bench_model(int argc, char **argv)
         {"seed", required_argument, NULL, SEED},
         {"profile", no_argument, NULL, PROFILE},
         {"trace", required_argument, NULL, TRACE},
+        {"scan", no_argument, NULL, SCAN},
+        {"engine", no_argument, NULL, ENGINE},
+        {"tokenizer", required_argument, NULL, TOKENIZER},
         {"json", no_argument, NULL, JSON},
         COMMON_OPTIONS,
         {0},
@@ -487,6 +617,10 @@ int bench_model(int argc, char **argv)
     }
     if (!common_take_model(&b.common, "bench model", argc, argv, optind))
         return 2;
+    if (b.scan && !b.prompt_given)
+        b.prompt.v[0] = 0;
+    if (b.scan && !b.batch_given)
+        b.batch = scan_batches;
     if (list_max(&b.prompt) == 0 && b.gen == 0)
         return cli_misuse("bench model", "--prompt 0 and --gen 0 leave nothing to measure");
     struct nyb_err err;

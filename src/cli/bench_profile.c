@@ -10,8 +10,10 @@
 struct bench_event {
     const char *name;
     uint64_t begin, ns;
-    int layer;
+    int layer, lane; /* lane 0: a step that goes straight; 1 + 2 * micro-batch + communication */
 };
+
+#define LANES 8 /* room for them in the numbers of a trace's threads */
 
 enum nyb_code bench_profile_open_trace(struct bench_profile *p, const char *path, struct nyb_err *err)
 {
@@ -34,8 +36,8 @@ static void write_events(struct bench_profile *p)
         fprintf(p->trace,
                 ",\n{\"name\": \"%s\", \"ph\": \"X\", \"pid\": 1, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f, "
                 "\"args\": {\"layer\": %d}}",
-                e->name, p->trace_case, (double)(e->begin - p->trace_zero_ns) * 1e-3, (double)e->ns * 1e-3,
-                e->layer);
+                e->name, p->trace_case * LANES + e->lane, (double)(e->begin - p->trace_zero_ns) * 1e-3,
+                (double)e->ns * 1e-3, e->layer);
     }
     p->n_event = 0;
 }
@@ -65,10 +67,17 @@ void bench_profile_start(struct bench_profile *p, const char *case_name)
     fprintf(p->trace,
             ",\n{\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": 1, \"tid\": %d, "
             "\"args\": {\"name\": \"%s\"}}",
-            p->trace_case, case_name);
+            p->trace_case * LANES, case_name);
+    for (int lane = 1; lane <= 4; lane++)
+        fprintf(p->trace,
+                ",\n{\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": 1, \"tid\": %d, "
+                "\"args\": {\"name\": \"%s, half %d, %s\"}}",
+                p->trace_case * LANES + lane, case_name, (lane - 1) / 2,
+                lane % 2 ? "compute" : "communicate");
 }
 
-static void add_event(struct bench_profile *p, const char *name, uint64_t begin, uint64_t ns, int layer)
+static void add_event(struct bench_profile *p, const char *name, uint64_t begin, uint64_t ns, int layer,
+                      int lane)
 {
     if (!p->trace)
         return;
@@ -76,12 +85,11 @@ static void add_event(struct bench_profile *p, const char *name, uint64_t begin,
         p->event_cap = p->event_cap ? 2 * p->event_cap : 4096;
         p->event = mem_grow(p->event, p->event_cap, sizeof(*p->event));
     }
-    p->event[p->n_event++] = (struct bench_event){name, begin, ns, layer};
+    p->event[p->n_event++] = (struct bench_event){name, begin, ns, layer, lane};
 }
 
-void bench_profile_stage(void *arg, int layer, const char *name, uint64_t ns)
+static void add_stage(struct bench_profile *p, const char *name, uint64_t ns)
 {
-    struct bench_profile *p = arg;
     int i = 0;
     while (i < p->n_stage && strcmp(p->stage[i].name, name))
         i++;
@@ -92,14 +100,29 @@ void bench_profile_stage(void *arg, int layer, const char *name, uint64_t ns)
         p->n_stage++;
     }
     p->stage[i].ns += ns;
-    add_event(p, name, clock_ns() - ns, ns, layer);
+}
+
+void bench_profile_stage(void *arg, int layer, const char *name, uint64_t ns)
+{
+    struct bench_profile *p = arg;
+    add_stage(p, name, ns);
+    add_event(p, name, clock_ns() - ns, ns, layer, 0);
+}
+
+void bench_profile_span(void *arg, int micro_batch, int layer, const char *name, bool communication,
+                        uint64_t begin_ns, uint64_t end_ns)
+{
+    struct bench_profile *p = arg;
+    if (!communication)
+        add_stage(p, name, end_ns - begin_ns);
+    add_event(p, name, begin_ns, end_ns - begin_ns, layer, 1 + 2 * micro_batch + communication);
 }
 
 void bench_profile_step(struct bench_profile *p, uint64_t begin, uint64_t ns)
 {
     p->n_step++;
     p->step_ns += ns;
-    add_event(p, "step", begin, ns, -1);
+    add_event(p, "step", begin, ns, -1, 0);
 }
 
 static bool is_large(const char *name)

@@ -35,6 +35,10 @@ enum nyb_code bench_profile_close_trace(struct bench_profile *p, const char *pat
 void bench_profile_start(struct bench_profile *p, const char *case_name);
 /* struct model_probe's `stage`; arg is the profile. */
 void bench_profile_stage(void *arg, int layer, const char *name, uint64_t ns);
+/* struct model_probe's `span`. Communication hides behind the other half's arithmetic: it is in the trace
+ * alone. */
+void bench_profile_span(void *arg, int micro_batch, int layer, const char *name, bool communication,
+                        uint64_t begin_ns, uint64_t end_ns);
 /* One step took so long, from begin on. */
 void bench_profile_step(struct bench_profile *p, uint64_t begin, uint64_t ns);
 

@@ -7,9 +7,12 @@
 #include "base/json.h"
 #include "cli/cli.h"
 #include "kernels/checkkern.h"
+#include "kernels/checkkern_cuda.h"
+
+#define NO_GPU 77 /* as test programs say "skipped" */
 
 struct settings {
-    bool bench, json;
+    bool bench, json, cuda;
     const char *filter; /* part of a row's name, or NULL */
     const char *level;  /* one only, or NULL */
     int n_thread, rounds;
@@ -18,39 +21,45 @@ struct settings {
 
 static void print_help(void)
 {
-    printf(
-        "usage: nybble checkkern [options]\n"
-        "Check every CPU kernel against a double-precision reference, on each CPU level this machine has.\n\n"
-        "  --bench          time the kernels instead, beside the measured limits of the machine\n"
-        "  --filter TEXT    only kernels whose name contains TEXT\n"
-        "  --level NAME     only scalar, avx2, avx512 or amx\n"
-        "  --threads N      default: all cores\n"
-        "  --rounds N       random cases a kernel (default 24)\n"
-        "  --seed N         of the random cases (default 20)\n"
-        "  --json           one JSON object a line\n\n"
-        "examples:\n"
-        "  nybble checkkern\n"
-        "  nybble checkkern --bench --filter nvfp4.bf16 --threads 1\n");
+    printf("usage: nybble checkkern [options]\n"
+           "Check every kernel against a double-precision reference: on each CPU level this machine has, or "
+           "on its\n"
+           "GPU.\n\n"
+           "  --bench          time the kernels instead, beside the measured limits of the machine\n"
+           "  --filter TEXT    only kernels whose name contains TEXT\n"
+           "  --device NAME    cpu (the default) or cuda: the GPU's kernels; exits with 77 where there is no "
+           "GPU to use\n"
+           "  --level NAME     only scalar, avx2, avx512 or amx\n"
+           "  --threads N      default: all cores\n"
+           "  --rounds N       random cases a kernel (default 24)\n"
+           "  --seed N         of the random cases (default 20)\n"
+           "  --json           one JSON object a line\n\n"
+           "examples:\n"
+           "  nybble checkkern\n"
+           "  nybble checkkern --bench --filter nvfp4.bf16 --threads 1\n"
+           "  nybble checkkern --device cuda --bench\n");
 }
 
 /* -1: go on; otherwise the exit status. */
 static int parse(int argc, char **argv, struct settings *s)
 {
-    static const struct option option[] = {{"bench", no_argument, NULL, 'b'},
-                                           {"filter", required_argument, NULL, 'f'},
-                                           {"json", no_argument, NULL, 'j'},
-                                           {"level", required_argument, NULL, 'l'},
-                                           {"threads", required_argument, NULL, 't'},
-                                           {"rounds", required_argument, NULL, 'r'},
-                                           {"seed", required_argument, NULL, 's'},
-                                           {"help", no_argument, NULL, 'h'},
-                                           {NULL, 0, NULL, 0}};
+    static const struct option option[] = {
+        {"bench", no_argument, NULL, 'b'},        {"device", required_argument, NULL, 'd'},
+        {"filter", required_argument, NULL, 'f'}, {"json", no_argument, NULL, 'j'},
+        {"level", required_argument, NULL, 'l'},  {"threads", required_argument, NULL, 't'},
+        {"rounds", required_argument, NULL, 'r'}, {"seed", required_argument, NULL, 's'},
+        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0}};
     int64_t n;
     optind = 1;
     for (int c; (c = getopt_long(argc, argv, "h", option, NULL)) != -1;) {
         switch (c) {
         case 'b':
             s->bench = true;
+            break;
+        case 'd':
+            s->cuda = strcmp(optarg, "cuda") == 0;
+            if (!s->cuda && strcmp(optarg, "cpu") != 0)
+                return cli_misuse("checkkern", "--device %s: expected cpu or cuda", optarg);
             break;
         case 'j':
             s->json = true;
@@ -175,12 +184,86 @@ static bool run_level(const struct settings *s, struct checkkern_env *env)
     return ok;
 }
 
+/* ---- the GPU --------------------------------------------------------------------------------------- */
+
+static bool check_gpu(const struct settings *s, const struct checkkern_gpu *g)
+{
+    bool all = true;
+    for (int i = 0; i < checkkern_cuda_n_row(); i++) {
+        const struct checkkern_cuda_row *row = checkkern_cuda_row(i);
+        struct checkkern_report report = {0};
+        if (s->filter && !strstr(row->name, s->filter))
+            continue;
+        bool ok = row->check(g, &report);
+        arena_reset(g->arena);
+        if (s->json)
+            print_json(json_pack("{s:s, s:s, s:b, s:i, s:f, s:s}", "kernel", row->name, "device",
+                                 g->info.name, "ok", ok, "cases", report.n_case, "worst", report.worst,
+                                 "detail", report.detail));
+        else
+            printf("%-20s %s  %8d cases, worst error %.2f of its tolerance%s%s\n", row->name,
+                   ok ? "ok    " : "FAILED", report.n_case, report.worst, ok ? "" : ": ", report.detail);
+        fflush(stdout);
+        all &= ok;
+    }
+    return all;
+}
+
+static bool bench_gpu(const struct settings *s, const struct checkkern_gpu *g, struct nyb_err *err)
+{
+    struct checkkern_bench bench = {0};
+    struct checkkern_roof roof = {0};
+    bool ok = checkkern_cuda_bench(g, s->filter, &bench, &roof, err);
+    if (s->json)
+        print_json(json_pack("{s:s, s:f}", "device", g->info.name, "read_gbs", roof.read_gbs));
+    else
+        printf("%s: read %.0f GB/s\n", g->info.name, roof.read_gbs);
+    for (int i = 0; i < bench.n_line; i++) {
+        const struct checkkern_line *l = &bench.line[i];
+        double gbs = l->bytes / l->seconds * 1e-9, gflops = l->flops / l->seconds * 1e-9;
+        if (l->seconds < 0)
+            continue;
+        if (s->json)
+            print_json(json_pack("{s:s, s:s, s:f, s:f, s:f, s:f}", "device", g->info.name, "kernel", l->name,
+                                 "seconds", l->seconds, "gbs", gbs, "gflops", gflops, "of_read",
+                                 gbs / roof.read_gbs));
+        else
+            printf("%-44s %8.1f us %7.1f MB %7.0f GB/s %4.0f %% of reading\n", l->name, l->seconds * 1e6,
+                   l->bytes * 1e-6, gbs, 100.0 * gbs / roof.read_gbs);
+    }
+    free(bench.line);
+    return ok;
+}
+
+static int checkkern_gpu(const struct settings *s)
+{
+    struct nyb_err err;
+    struct arena arena;
+    struct checkkern_gpu g = {.arena = &arena, .seed = s->seed, .rounds = s->rounds};
+    if (s->level || s->n_thread)
+        return cli_misuse("checkkern",
+                          "--level and --threads are of the CPU's kernels: not with --device cuda");
+    if (checkkern_cuda_open(&g, &err)) {
+        cli_fail("checkkern", &err);
+        return NO_GPU;
+    }
+    arena_init(&arena, 1 << 20);
+    bool ok = s->bench ? bench_gpu(s, &g, &err) : check_gpu(s, &g);
+    if (!ok && s->bench)
+        cli_fail("checkkern", &err);
+    arena_free(&arena);
+    checkkern_cuda_close(&g);
+    return cli_close_stdout("checkkern", ok ? 0 : 1);
+}
+
 int cli_checkkern(int argc, char **argv)
 {
     struct settings s = {.rounds = 24, .seed = 20};
     int status = parse(argc, argv, &s);
     if (status >= 0)
         return status;
+    if (s.cuda)
+        return checkkern_gpu(&s);
     enum cpu_level only = CPU_SCALAR;
     if (s.level && (!cpu_level_parse(s.level, &only) || only > cpu_level()))
         return cli_misuse("checkkern", "--level %s: this machine has %s at most", s.level,

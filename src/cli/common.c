@@ -1,9 +1,14 @@
 #include "cli/common.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "cli/cli.h"
+#include "comm/comm.h"
+
+#define COMM_SLOT_BYTES ((size_t)4 << 20)
 
 void common_init(struct common_options *o)
 {
@@ -31,6 +36,18 @@ static bool take_load_format(struct common_options *o, const char *command, cons
     return true;
 }
 
+static bool take_overlap(struct common_options *o, const char *arg)
+{
+    static const char *const name[] = {
+        [OVERLAP_OFF] = "off", [OVERLAP_AUTO] = "auto", [OVERLAP_ALWAYS] = "always"};
+    for (int i = 0; i <= OVERLAP_ALWAYS; i++)
+        if (!strcmp(arg, name[i])) {
+            o->overlap = (enum overlap_mode)i;
+            return true;
+        }
+    return false;
+}
+
 bool common_take(struct common_options *o, const char *command, int value, const char *arg)
 {
     switch (value) {
@@ -45,6 +62,20 @@ bool common_take(struct common_options *o, const char *command, int value, const
         return take_load_format(o, command, arg);
     case COMMON_MAX_MODEL_LEN:
         return cli_parse_int(command, "--max-model-len", arg, 1, INT32_MAX, &o->max_model_len);
+    case COMMON_TENSOR_PARALLEL:
+        return cli_parse_int(command, "--tensor-parallel-size", arg, 1, COMM_RANK_MAX, &o->tensor_parallel);
+    case COMMON_EXPERT_PARALLEL:
+        return o->expert_parallel = true;
+    case COMMON_DISPATCH:
+        if (model_parse_dispatch(arg, &o->dispatch))
+            return true;
+        cli_misuse(command, "--dispatch-dtype takes f32, bf16, fp8 or nvfp4, got \"%s\"", arg);
+        return false;
+    case COMMON_OVERLAP:
+        if (take_overlap(o, arg))
+            return true;
+        cli_misuse(command, "--two-batch-overlap takes off, auto or always, got \"%s\"", arg);
+        return false;
     case 'v':
         o->verbose = true;
         log_set_level(LOG_DEBUG);
@@ -66,10 +97,36 @@ bool common_take_model(struct common_options *o, const char *command, int argc, 
     return true;
 }
 
+static enum nyb_code open_ranks(struct comm **out, const struct common_options *o, struct nyb_err *err)
+{
+    const struct comm_options options = {.slot_bytes = COMM_SLOT_BYTES};
+    *out = NULL;
+    if (comm_mpi_started())
+        return comm_open_mpi(out, &options, err);
+    if (o->tensor_parallel <= 1)
+        return NYB_OK;
+    fflush(stdout); /* or every rank would print what is there */
+    return comm_fork(out, (int)o->tensor_parallel, &options, err);
+}
+
+/* Does not return. */
+static void follow(struct model *m)
+{
+    struct nyb_err err;
+    enum nyb_code code = model_follow(m, &err);
+    model_close(m);
+    exit(code == NYB_OK ? 0 : 1);
+}
+
 enum nyb_code common_open_model(struct model **out, const struct common_options *o, const char *folder,
                                 struct nyb_err *err)
 {
     struct cli_progress bar;
+    struct comm *comm;
+    TRY(open_ranks(&comm, o, err));
+    bool first = !comm || comm_rank(comm) == 0;
+    if (!first && !o->verbose)
+        log_set_level(LOG_WARN); /* rank 0 says the same */
     const struct model_options options = {
         .folder = folder,
         .load_format = o->load_format,
@@ -78,11 +135,23 @@ enum nyb_code common_open_model(struct model **out, const struct common_options 
         .n_thread = (int)o->threads,
         .kv_type = -1,
         .max_model_len = o->max_model_len,
-        .progress = cli_progress_update,
+        .comm = comm,
+        .expert_parallel = o->expert_parallel,
+        .dispatch = o->dispatch,
+        .overlap = {.mode = o->overlap},
+        .progress = first ? cli_progress_update : NULL,
         .progress_arg = &bar,
     };
-    cli_progress_start(&bar, "loading");
+    if (first)
+        cli_progress_start(&bar, "loading");
     enum nyb_code code = model_open(out, &options, err);
-    cli_progress_end(&bar);
+    if (first)
+        cli_progress_end(&bar);
+    if (code != NYB_OK)
+        comm_close(comm);
+    if (!first && code != NYB_OK)
+        exit(1); /* rank 0 tells */
+    if (!first)
+        follow(*out);
     return code;
 }

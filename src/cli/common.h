@@ -11,27 +11,48 @@ struct common_options {
     enum compute compute;
     enum load_format load_format;
     int64_t threads, max_model_len;
+    int64_t tensor_parallel; /* ranks */
+    bool expert_parallel;
+    enum dispatch_type dispatch;
+    enum overlap_mode overlap;
     bool verbose;
 };
 
-enum { COMMON_COMPUTE = 256, COMMON_THREADS, COMMON_LOAD_FORMAT, COMMON_MAX_MODEL_LEN, COMMON_OPTION_END };
+enum {
+    COMMON_COMPUTE = 256,
+    COMMON_THREADS,
+    COMMON_LOAD_FORMAT,
+    COMMON_MAX_MODEL_LEN,
+    COMMON_TENSOR_PARALLEL,
+    COMMON_OVERLAP,
+    COMMON_EXPERT_PARALLEL,
+    COMMON_DISPATCH,
+    COMMON_OPTION_END
+};
 
-#define COMMON_OPTIONS                                                    \
-    {"compute", required_argument, NULL, COMMON_COMPUTE},                 \
-        {"threads", required_argument, NULL, COMMON_THREADS},             \
-        {"load-format", required_argument, NULL, COMMON_LOAD_FORMAT},     \
-        {"max-model-len", required_argument, NULL, COMMON_MAX_MODEL_LEN}, \
-        {"verbose", no_argument, NULL, 'v'},                              \
-    {                                                                     \
-        "help", no_argument, NULL, 'h'                                    \
+#define COMMON_OPTIONS                                                                                       \
+    {"compute", required_argument, NULL, COMMON_COMPUTE},                                                    \
+        {"threads", required_argument, NULL, COMMON_THREADS},                                                \
+        {"load-format", required_argument, NULL, COMMON_LOAD_FORMAT},                                        \
+        {"max-model-len", required_argument, NULL, COMMON_MAX_MODEL_LEN},                                    \
+        {"tensor-parallel-size", required_argument, NULL, COMMON_TENSOR_PARALLEL},                           \
+        {"enable-expert-parallel", no_argument, NULL, COMMON_EXPERT_PARALLEL},                               \
+        {"dispatch-dtype", required_argument, NULL, COMMON_DISPATCH},                                        \
+        {"two-batch-overlap", required_argument, NULL, COMMON_OVERLAP}, {"verbose", no_argument, NULL, 'v'}, \
+    {                                                                                                        \
+        "help", no_argument, NULL, 'h'                                                                       \
     }
 
-#define COMMON_HELP                                                                        \
-    "  --compute MODE   bf16 (default), strict, int8 or w4a4: docs/NUMERICS.md\n"          \
-    "  --threads N      default: all cores\n"                                              \
-    "  --load-format F  auto (default), or dummy: random weights from config.json alone\n" \
-    "  --max-model-len N  longest context (default: the model's)\n"                        \
-    "  --verbose        say more\n"                                                        \
+#define COMMON_HELP                                                                                         \
+    "  --compute MODE   bf16 (default), strict, int8 or w4a4: docs/NUMERICS.md\n"                           \
+    "  --threads N      default: as measured, at most one a core\n"                                         \
+    "  --load-format F  auto (default), or dummy: random weights from config.json alone\n"                  \
+    "  --max-model-len N  longest context (default: the model's)\n"                                         \
+    "  --tensor-parallel-size N  processes that share the model out (default: 1, or what mpirun started)\n" \
+    "  --enable-expert-parallel  share out experts and sequences, not features\n"                           \
+    "  --dispatch-dtype T  rows on their way to experts: f32 (default), bf16, fp8 or nvfp4\n"               \
+    "  --two-batch-overlap M  off (default), auto or always: docs/OVERLAP.md\n"                             \
+    "  --verbose        say more\n"                                                                         \
     "  --help           this text\n"
 
 void common_init(struct common_options *o);
@@ -40,7 +61,8 @@ bool common_take(struct common_options *o, const char *command, int value, const
 /* The positional argument, if any; more than one is a complaint. */
 bool common_take_model(struct common_options *o, const char *command, int argc, char **argv, int first);
 
-/* Open with a progress bar. folder: resolved. */
+/* Open with a progress bar. folder: resolved. With several ranks only rank 0 returns from here with a model:
+ * the others follow it, and end their process when it is done. */
 enum nyb_code common_open_model(struct model **out, const struct common_options *o, const char *folder,
                                 struct nyb_err *err) NYB_MUST_CHECK;
 

@@ -10,6 +10,7 @@
 #include "checkpoint/quant.h"
 #include "cli/cli.h"
 #include "cli/common.h"
+#include "cli/inspect_checksum.h"
 #include "fp4/fp4.h"
 #include "model/config.h"
 
@@ -17,6 +18,7 @@ static const char help[] =
     "nybble inspect: architecture, modules, sizes and quantization error of a checkpoint\n\n"
     "usage: nybble inspect [OPTIONS] [MODEL]\n\n"
     "  --modules        one line for every module, experts not folded together\n"
+    "  --checksum       a fingerprint of the weights' values; with --modules one of each tensor too\n"
     "  --reference DIR  the same model before quantization: errors are measured against it\n"
     "  --json           one JSON object on standard output\n"
     "  --help           this text\n\n"
@@ -42,7 +44,7 @@ struct group {
 
 struct inspect {
     const char *model, *reference_path;
-    bool modules, json;
+    bool modules, json, checksum;
     struct ckpt *ckpt, *reference;
     struct quant *quant;
     struct hfconfig hf;
@@ -377,11 +379,15 @@ static enum nyb_code run(struct inspect *in, struct nyb_err *err)
 
 int cli_inspect(int argc, char **argv)
 {
-    enum { MODULES = COMMON_OPTION_END, REFERENCE, JSON };
+    enum { MODULES = COMMON_OPTION_END, REFERENCE, JSON, CHECKSUM };
     static const struct option options[] = {
-        {"modules", no_argument, NULL, MODULES}, {"reference", required_argument, NULL, REFERENCE},
-        {"json", no_argument, NULL, JSON},       {"verbose", no_argument, NULL, 'v'},
-        {"help", no_argument, NULL, 'h'},        {0},
+        {"modules", no_argument, NULL, MODULES},
+        {"reference", required_argument, NULL, REFERENCE},
+        {"json", no_argument, NULL, JSON},
+        {"checksum", no_argument, NULL, CHECKSUM},
+        {"verbose", no_argument, NULL, 'v'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
     };
     struct common_options common;
     struct inspect in = {0};
@@ -397,6 +403,9 @@ int cli_inspect(int argc, char **argv)
         case JSON:
             in.json = true;
             break;
+        case CHECKSUM:
+            in.checksum = true;
+            break;
         case 'h':
             fputs(help, stdout);
             return 0;
@@ -407,6 +416,9 @@ int cli_inspect(int argc, char **argv)
     if (!common_take_model(&common, "inspect", argc, argv, optind))
         return 2;
     in.model = common.model;
+    if (in.checksum && in.reference_path)
+        return cli_misuse("inspect", "--checksum needs no --reference");
     struct nyb_err err;
-    return run(&in, &err) == NYB_OK ? 0 : cli_fail("inspect", &err);
+    enum nyb_code code = in.checksum ? inspect_checksum(in.model, in.modules, in.json, &err) : run(&in, &err);
+    return code == NYB_OK ? 0 : cli_fail("inspect", &err);
 }

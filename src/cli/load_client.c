@@ -2,12 +2,15 @@
 
 #include <curl/curl.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "cli/load_random.h"
 
 #define REFUSAL_MAX 65536 /* bytes kept of an answer that is not 200 */
 #define POLL_MS     100
@@ -18,8 +21,16 @@ struct transfer {
     struct load_reply *reply;
     CURL *easy;
     char *body;
+    struct curl_slist *headers; /* NULL: the client's */
+    int server;
     struct buf refusal; /* body of an answer that is not 200 */
     char error[CURL_ERROR_SIZE];
+};
+
+/* One of the servers: its share of the requests is every n_url-th. */
+struct share {
+    int next, open;
+    double free_since; /* when the limit on concurrency last let a request go; 0: it never held one */
 };
 
 struct client {
@@ -30,8 +41,9 @@ struct client {
     CURLM *multi;
     struct curl_slist *headers;
     uint64_t zero_ns;
-    int next, open, done;
-    double free_since; /* when the limit on concurrency last let a request go; 0: it never held one */
+    struct share *share; /* (n_url) */
+    int open, done;
+    double wall_zero;
 };
 
 static double now_of(const struct client *c)
@@ -41,11 +53,19 @@ static double now_of(const struct client *c)
 
 /* ---- bodies -------------------------------------------------------------------------------------- */
 
-static char *make_body(const struct load_target *t, const struct load_request *r)
+static const char *model_of(const struct load_target *t, int i)
+{
+    if (t->n_lora == 0)
+        return t->model;
+    uint64_t state = t->lora_seed + (uint64_t)i;
+    return t->lora[load_random_bits(&state) % (uint64_t)t->n_lora];
+}
+
+static char *make_body(const struct load_target *t, const struct load_request *r, int i)
 {
     json_t *body = json_pack("{s:i}", "temperature", 0); /* greedy unless a row or an option says otherwise */
-    if (t->model)
-        json_object_set_new(body, "model", json_string(t->model));
+    if (model_of(t, i))
+        json_object_set_new(body, "model", json_string(model_of(t, i)));
     if (!t->chat) {
         json_object_set(body, "prompt", r->input);
     } else if (json_is_array(r->input)) {
@@ -66,13 +86,21 @@ static char *make_body(const struct load_target *t, const struct load_request *r
     return text;
 }
 
-static struct curl_slist *make_headers(const char *api_key)
+static struct curl_slist *make_headers(const char *api_key, const json_t *more)
 {
     struct curl_slist *list = curl_slist_append(NULL, "Content-Type: application/json");
     list = curl_slist_append(list, "Accept: text/event-stream, application/json");
     list = curl_slist_append(list, "Expect:"); /* or large bodies wait for a 100 */
     if (api_key) {
         char *line = mem_printf("Authorization: Bearer %s", api_key);
+        list = curl_slist_append(list, line);
+        free(line);
+    }
+    const char *name;
+    const json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)more, name, value)
+    {
+        char *line = mem_printf("%s: %s", name, json_string_value(value));
         list = curl_slist_append(list, line);
         free(line);
     }
@@ -103,23 +131,46 @@ static void set_trust(CURL *easy, bool insecure)
         curl_easy_setopt(easy, CURLOPT_CAINFO, getenv("SSL_CERT_FILE"));
 }
 
+/* NULL where all requests have the same. */
+static struct curl_slist *own_headers(const struct load_target *t, int i)
+{
+    if (!t->id_prefix)
+        return NULL;
+    struct curl_slist *list = make_headers(t->api_key, t->headers);
+    char *line = mem_printf("X-Request-Id: %s%d", t->id_prefix, i);
+    list = curl_slist_append(list, line);
+    free(line);
+    return list;
+}
+
+static void free_transfer(struct transfer *t)
+{
+    curl_easy_cleanup(t->easy);
+    curl_slist_free_all(t->headers);
+    buf_free(&t->refusal);
+    free(t->body);
+    free(t);
+}
+
 static bool start_transfer(struct client *c, int i)
 {
     const struct load_target *target = c->target;
     struct transfer *t = mem_alloc(1, sizeof(*t));
     t->client = c;
     t->reply = &c->reply[i];
-    t->body = make_body(target, &c->data->request[i]);
+    t->body = make_body(target, &c->data->request[i], i);
+    t->server = i % target->n_url;
+    t->headers = own_headers(target, i);
     t->easy = curl_easy_init();
     if (!t->easy || !t->body) {
         load_reply_fail(t->reply, "no memory for the request");
-        curl_easy_cleanup(t->easy);
-        free(t->body);
-        free(t);
+        free_transfer(t);
         return false;
     }
-    curl_easy_setopt(t->easy, CURLOPT_URL, target->url);
-    curl_easy_setopt(t->easy, CURLOPT_HTTPHEADER, c->headers);
+    if (target->debug)
+        fprintf(stderr, "request %d: %s\n", i + 1, t->body);
+    curl_easy_setopt(t->easy, CURLOPT_URL, target->url[t->server]);
+    curl_easy_setopt(t->easy, CURLOPT_HTTPHEADER, t->headers ? t->headers : c->headers);
     curl_easy_setopt(t->easy, CURLOPT_POSTFIELDS, t->body);
     curl_easy_setopt(t->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(t->body));
     curl_easy_setopt(t->easy, CURLOPT_WRITEFUNCTION, take_bytes);
@@ -130,8 +181,10 @@ static bool start_transfer(struct client *c, int i)
     curl_easy_setopt(t->easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(t->easy, CURLOPT_TIMEOUT_MS, (long)(target->timeout_s * 1e3));
     set_trust(t->easy, target->insecure);
+    t->reply->wall_zero = c->wall_zero;
     t->reply->sent = now_of(c);
     curl_multi_add_handle(c->multi, t->easy);
+    c->share[t->server].open++;
     c->open++;
     c->run->most_open = c->open > c->run->most_open ? c->open : c->run->most_open;
     return true;
@@ -166,55 +219,68 @@ static void finish_transfer(struct client *c, struct transfer *t, CURLcode code)
     else if (!r->finished)
         load_reply_fail(r, "the stream ended without finish_reason or [DONE]");
     r->ok = !r->error;
+    if (c->target->debug)
+        fprintf(stderr, "answer %d: %s%.*s\n", (int)(r - c->reply) + 1, r->error ? r->error : "",
+                (int)r->text.len, r->text.data ? r->text.data : "");
     curl_multi_remove_handle(c->multi, t->easy);
-    curl_easy_cleanup(t->easy);
-    buf_free(&t->refusal);
-    free(t->body);
-    free(t);
+    c->share[t->server].open--;
+    free_transfer(t);
     c->open--;
     c->done++;
 }
 
 /* ---- the loop ------------------------------------------------------------------------------------ */
 
-static bool may_start(const struct client *c)
+/* The first servers take what does not divide evenly. 0: no limit. */
+static int limit_of(const struct client *c, int server)
 {
-    int limit = c->target->max_concurrency;
-    return c->next < c->data->n && (limit == 0 || c->open < limit);
+    int limit = c->target->max_concurrency, n = c->target->n_url;
+    return limit / n + (server < limit % n);
 }
 
-static void start_due(struct client *c)
+static bool may_start(const struct client *c, int server)
 {
-    while (may_start(c) && c->data->request[c->next].at_s <= now_of(c)) {
-        double due = c->data->request[c->next].at_s;
-        double late = now_of(c) - (due > c->free_since ? due : c->free_since);
+    const struct share *s = &c->share[server];
+    int limit = limit_of(c, server);
+    return s->next < c->data->n && (limit == 0 || s->open < limit);
+}
+
+static void start_share(struct client *c, int server)
+{
+    struct share *s = &c->share[server];
+    while (may_start(c, server) && c->data->request[s->next].at_s <= now_of(c)) {
+        double due = c->data->request[s->next].at_s;
+        double late = now_of(c) - (due > s->free_since ? due : s->free_since);
         c->run->latest = late > c->run->latest ? late : c->run->latest;
-        if (!start_transfer(c, c->next++))
+        if (!start_transfer(c, s->next))
             c->done++;
+        s->next += c->target->n_url;
     }
 }
 
 static int poll_ms(const struct client *c)
 {
-    if (!may_start(c))
-        return POLL_MS;
-    double wait = (c->data->request[c->next].at_s - now_of(c)) * 1e3;
-    return wait <= 0 ? 0 : wait < POLL_MS ? (int)ceil(wait) : POLL_MS;
+    double wait = POLL_MS;
+    for (int i = 0; i < c->target->n_url; i++)
+        if (may_start(c, i))
+            wait = fmin(wait, (c->data->request[c->share[i].next].at_s - now_of(c)) * 1e3);
+    return wait <= 0 ? 0 : (int)ceil(wait);
 }
 
 static void collect(struct client *c)
 {
     int left;
-    bool full = c->target->max_concurrency > 0 && c->open == c->target->max_concurrency;
     for (CURLMsg *m; (m = curl_multi_info_read(c->multi, &left));) {
         struct transfer *t;
         CURLcode code = m->data.result;
         if (m->msg != CURLMSG_DONE)
             continue;
         curl_easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, &t);
+        int server = t->server, limit = limit_of(c, server);
+        bool full = limit > 0 && c->share[server].open == limit;
         finish_transfer(c, t, code);
         if (full)
-            c->free_since = now_of(c);
+            c->share[server].free_since = now_of(c);
     }
 }
 
@@ -223,7 +289,8 @@ static enum nyb_code loop(struct client *c, void (*done)(void *arg, int n_done),
 {
     for (int said = 0; c->done < c->data->n;) {
         int running;
-        start_due(c);
+        for (int i = 0; i < c->target->n_url; i++)
+            start_share(c, i);
         CURLMcode code = curl_multi_perform(c->multi, &running);
         collect(c);
         if (c->done != said && done)
@@ -256,16 +323,23 @@ enum nyb_code load_client_run(const struct load_target *t, const struct load_dat
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK || !(c.multi = curl_multi_init()))
         return err_set(err, NYB_E_IO, "libcurl does not start");
     allow_files();
-    c.headers = make_headers(t->api_key);
+    c.headers = make_headers(t->api_key, t->headers);
+    c.share = mem_alloc((size_t)t->n_url, sizeof(*c.share));
+    for (int i = 0; i < t->n_url; i++)
+        c.share[i].next = i;
     curl_multi_setopt(c.multi, CURLMOPT_MAXCONNECTS,
                       (long)(t->max_concurrency ? t->max_concurrency : data->n));
     curl_multi_setopt(c.multi, CURLMOPT_PIPELINING, (long)CURLPIPE_NOTHING);
+    struct timespec wall;
+    clock_gettime(CLOCK_REALTIME, &wall);
+    c.wall_zero = (double)wall.tv_sec + 1e-9 * (double)wall.tv_nsec;
     c.zero_ns = clock_ns();
     enum nyb_code code = loop(&c, done, arg, err);
     for (int i = 0; i < data->n; i++)
         run->duration = reply[i].ended > run->duration ? reply[i].ended : run->duration;
     curl_multi_cleanup(c.multi);
     curl_slist_free_all(c.headers);
+    free(c.share);
     return code;
 }
 
@@ -301,7 +375,7 @@ enum nyb_code load_client_model(char **out, const char *base, const char *api_ke
     *out = NULL;
     curl_global_init(CURL_GLOBAL_DEFAULT);
     CURL *easy = curl_easy_init();
-    struct curl_slist *headers = make_headers(api_key);
+    struct curl_slist *headers = make_headers(api_key, NULL);
     curl_easy_setopt(easy, CURLOPT_URL, url);
     curl_easy_setopt(easy, CURLOPT_HTTPHEADER, headers);
     curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_list);
@@ -324,4 +398,33 @@ enum nyb_code load_client_model(char **out, const char *base, const char *api_ke
     buf_free(&b);
     free(url);
     return code;
+}
+
+/* ---- /start_profile, /stop_profile --------------------------------------------------------------- */
+
+enum nyb_code load_client_post(const char *url, const char *api_key, bool insecure, struct nyb_err *err)
+{
+    struct buf b = {0};
+    char error[CURL_ERROR_SIZE] = "";
+    long status = 0;
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+    CURL *easy = curl_easy_init();
+    struct curl_slist *headers = make_headers(api_key, NULL);
+    curl_easy_setopt(easy, CURLOPT_URL, url);
+    curl_easy_setopt(easy, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(easy, CURLOPT_POSTFIELDS, "{}");
+    curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_list);
+    curl_easy_setopt(easy, CURLOPT_WRITEDATA, &b);
+    curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, error);
+    curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, 60000L);
+    set_trust(easy, insecure);
+    CURLcode done = easy ? curl_easy_perform(easy) : CURLE_FAILED_INIT;
+    curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &status);
+    curl_easy_cleanup(easy);
+    curl_slist_free_all(headers);
+    buf_free(&b);
+    if (done != CURLE_OK)
+        return err_at(err, NYB_E_IO, url, -1, "%s", error[0] ? error : curl_easy_strerror(done));
+    return status == 200 ? NYB_OK : err_at(err, NYB_E_IO, url, -1, "HTTP %ld", status);
 }

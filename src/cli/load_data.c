@@ -10,7 +10,8 @@
 #include "cli/load_files.h"
 #include "cli/load_random.h"
 
-static const char *const set_name[LOAD_SET_COUNT] = {"random", "EBChat", "ShareGPT", "sonnet", "trace"};
+static const char *const set_name[LOAD_SET_COUNT] = {"random",   "EBChat", "EB",   "custom",
+                                                     "ShareGPT", "sonnet", "trace"};
 
 bool load_set_parse(const char *name, enum load_set *out)
 {
@@ -163,14 +164,28 @@ static void take_rows(struct load_data *d, const struct load_data_options *o)
     }
 }
 
+/* Requests a second after request i of n. */
+static double rate_at(const struct load_data_options *o, int i, int n)
+{
+    double part = n > 1 ? (double)i / (n - 1) : 0;
+    switch (o->ramp) {
+    case LOAD_RAMP_LINEAR:
+        return o->ramp_start + (o->ramp_end - o->ramp_start) * part;
+    case LOAD_RAMP_EXPONENTIAL:
+        return o->ramp_start * pow(o->ramp_end / o->ramp_start, part);
+    default:
+        return o->request_rate;
+    }
+}
+
 /* Gaps between arrivals are gamma-distributed with mean 1 / rate and shape `burstiness`. */
 static void set_times(struct load_data *d, const struct load_data_options *o)
 {
     uint64_t state = o->seed ^ 0x74696d6573;
     double at = 0;
-    for (int i = 0; i < d->n && isfinite(o->request_rate); i++) {
+    for (int i = 0; i < d->n && isfinite(rate_at(o, i, d->n)); i++) {
         d->request[i].at_s = at;
-        at += load_random_gamma(&state, o->burstiness) / (o->request_rate * o->burstiness);
+        at += load_random_gamma(&state, o->burstiness) / (rate_at(o, i, d->n) * o->burstiness);
     }
 }
 
@@ -190,7 +205,8 @@ enum nyb_code load_data_make(struct load_data *d, const struct load_data_options
 {
     static enum nyb_code (*const make[LOAD_SET_COUNT])(struct load_data *, const struct load_data_options *,
                                                        struct nyb_err *) = {
-        make_random, load_files_ebchat, load_files_sharegpt, make_sonnet, load_files_trace};
+        make_random,         load_files_ebchat, load_files_eb,   load_files_custom,
+        load_files_sharegpt, make_sonnet,       load_files_trace};
     TRY(make[o->set](d, o, err));
     if (o->set == LOAD_TRACE) {
         sort_by_time(d);

@@ -18,9 +18,20 @@ struct load_data {
 };
 void load_data_free(struct load_data *d);
 
-enum load_set { LOAD_RANDOM, LOAD_EBCHAT, LOAD_SHAREGPT, LOAD_SONNET, LOAD_TRACE, LOAD_SET_COUNT };
+enum load_set {
+    LOAD_RANDOM,
+    LOAD_EBCHAT,
+    LOAD_EB,
+    LOAD_CUSTOM,
+    LOAD_SHAREGPT,
+    LOAD_SONNET,
+    LOAD_TRACE,
+    LOAD_SET_COUNT
+};
 bool load_set_parse(const char *name, enum load_set *out); /* any case */
 const char *load_set_name(enum load_set s);
+
+enum load_ramp { LOAD_RAMP_NONE, LOAD_RAMP_LINEAR, LOAD_RAMP_EXPONENTIAL };
 
 /* Lengths are in words where the text is made here: a word is one token or a little more. */
 struct load_data_options {
@@ -33,10 +44,13 @@ struct load_data_options {
     double random_range; /* lengths are uniform in L (1 - r) to L (1 + r) */
     int sonnet_input, sonnet_output, sonnet_prefix;
     int file_output;           /* --sharegpt-output-len; 0: the row's, else an estimate from its answer */
+    int custom_output;         /* --custom-output-len, where the row has none */
     int max_input, max_output; /* cut lengths to this; 0: as they are */
     double trace_speed;        /* 2: twice as fast as recorded */
     double request_rate;       /* a second; infinity: all at once. Not for traces */
     double burstiness;         /* 1: Poisson                   */
+    enum load_ramp ramp;       /* the rate goes from ramp_start to ramp_end over the requests instead */
+    double ramp_start, ramp_end;
 };
 
 /* A file with fewer rows than wanted is drawn from again, with replacement; a trace is not. */

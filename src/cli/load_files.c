@@ -90,6 +90,30 @@ static enum nyb_code each_row(struct load_data *d, const struct load_data_option
     return d->n > 0 ? NYB_OK : err_at(err, NYB_E_FORMAT, o->path, -1, "has no rows");
 }
 
+static enum nyb_code all_rows(struct load_data *d, const struct load_data_options *o, row_fn *fn,
+                              struct nyb_err *err)
+{
+    char *data;
+    size_t len;
+    TRY(read_text(o, &data, &len, err));
+    enum nyb_code code = each_row(d, o, data, len, INT32_MAX, fn, err);
+    free(data);
+    return code;
+}
+
+/* *out is left alone where the row has no such member. */
+static enum nyb_code take_count(const json_t *row, const char *key, const char *where, int *out,
+                                struct nyb_err *err)
+{
+    const json_t *v = json_object_get(row, key);
+    if (!v)
+        return NYB_OK;
+    if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > INT32_MAX)
+        return err_at(err, NYB_E_FORMAT, where, -1, "\"%s\" is not a positive whole number", key);
+    *out = (int)json_integer_value(v);
+    return NYB_OK;
+}
+
 /* ---- EBChat -------------------------------------------------------------------------------------- */
 
 static enum nyb_code ebchat_row(struct load_data *d, const struct load_data_options *o, const json_t *row,
@@ -98,11 +122,10 @@ static enum nyb_code ebchat_row(struct load_data *d, const struct load_data_opti
     static const char *const passed[] = {"response_format", "tools", "tool_choice", "stop",
                                          "temperature",     "top_p"};
     json_t *messages = json_object_get(row, "messages"), *members = NULL;
-    const json_t *max = json_object_get(row, "max_tokens");
+    int n = o->file_output > 0 ? o->file_output : EBCHAT_TOKENS;
     if (json_array_size(messages) == 0)
         return err_at(err, NYB_E_FORMAT, where, -1, "\"messages\" is not an array of messages");
-    if (max && (!json_is_integer(max) || json_integer_value(max) < 1 || json_integer_value(max) > INT32_MAX))
-        return err_at(err, NYB_E_FORMAT, where, -1, "\"max_tokens\" is not a positive whole number");
+    TRY(take_count(row, "max_tokens", where, &n, err));
     for (size_t i = 0; i < COUNT_OF(passed); i++) {
         json_t *v = json_object_get(row, passed[i]);
         if (v && !members)
@@ -110,19 +133,64 @@ static enum nyb_code ebchat_row(struct load_data *d, const struct load_data_opti
         if (v)
             json_object_set(members, passed[i], v);
     }
-    int n = max ? (int)json_integer_value(max) : o->file_output > 0 ? o->file_output : EBCHAT_TOKENS;
     load_data_add(d, json_incref(messages), members, n, 0);
     return NYB_OK;
 }
 
 enum nyb_code load_files_ebchat(struct load_data *d, const struct load_data_options *o, struct nyb_err *err)
 {
-    char *data;
-    size_t len;
-    TRY(read_text(o, &data, &len, err));
-    enum nyb_code code = each_row(d, o, data, len, INT32_MAX, ebchat_row, err);
-    free(data);
-    return code;
+    return all_rows(d, o, ebchat_row, err);
+}
+
+/* ---- EB and custom ------------------------------------------------------------------------------- */
+
+/* FastDeploy's other form. Its own benchmark reads the sampling members and sends none of them; they are sent
+ * here, under OpenAI's names. */
+static enum nyb_code eb_row(struct load_data *d, const struct load_data_options *o, const json_t *row,
+                            const char *where, struct nyb_err *err)
+{
+    static const char *const renamed[][2] = {{"temperature", "temperature"},
+                                             {"topp", "top_p"},
+                                             {"penalty_score", "repetition_penalty"},
+                                             {"frequency_score", "frequency_penalty"},
+                                             {"presence_score", "presence_penalty"}};
+    json_t *text = json_object_get(row, "text"), *members = NULL;
+    int n = o->file_output;
+    if (!json_is_string(text))
+        return err_at(err, NYB_E_FORMAT, where, -1, "\"text\" is not a string");
+    TRY(take_count(row, "max_dec_len", where, &n, err));
+    for (size_t i = 0; i < COUNT_OF(renamed); i++) {
+        json_t *v = json_object_get(row, renamed[i][0]);
+        if (!v)
+            continue;
+        members = members ? members : json_object();
+        json_object_set(members, renamed[i][1], v);
+    }
+    load_data_add(d, json_incref(text), members, n, 0);
+    return NYB_OK;
+}
+
+/* vLLM's form for rows of one's own. */
+static enum nyb_code custom_row(struct load_data *d, const struct load_data_options *o, const json_t *row,
+                                const char *where, struct nyb_err *err)
+{
+    json_t *prompt = json_object_get(row, "prompt");
+    int n = o->custom_output;
+    if (!json_is_string(prompt))
+        return err_at(err, NYB_E_FORMAT, where, -1, "\"prompt\" is not a string");
+    TRY(take_count(row, "output_tokens", where, &n, err));
+    load_data_add(d, json_incref(prompt), NULL, n, 0);
+    return NYB_OK;
+}
+
+enum nyb_code load_files_eb(struct load_data *d, const struct load_data_options *o, struct nyb_err *err)
+{
+    return all_rows(d, o, eb_row, err);
+}
+
+enum nyb_code load_files_custom(struct load_data *d, const struct load_data_options *o, struct nyb_err *err)
+{
+    return all_rows(d, o, custom_row, err);
 }
 
 /* ---- ShareGPT ------------------------------------------------------------------------------------ */

@@ -16,6 +16,10 @@ void load_words(struct buf *b, uint64_t *state, int n);
 /* All rows of a file. */
 enum nyb_code load_files_ebchat(struct load_data *d, const struct load_data_options *o,
                                 struct nyb_err *err) NYB_MUST_CHECK;
+enum nyb_code load_files_eb(struct load_data *d, const struct load_data_options *o,
+                            struct nyb_err *err) NYB_MUST_CHECK;
+enum nyb_code load_files_custom(struct load_data *d, const struct load_data_options *o,
+                                struct nyb_err *err) NYB_MUST_CHECK;
 enum nyb_code load_files_sharegpt(struct load_data *d, const struct load_data_options *o,
                                   struct nyb_err *err) NYB_MUST_CHECK;
 /* The first o->n rows: Azure's CSV or Mooncake's JSONL, told apart by their first byte. */

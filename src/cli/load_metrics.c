@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "cli/load_pd.h"
 
 const struct load_metric_row load_metric_table[METRIC_COUNT] = {
 #define METRIC(name, unit, label) {#name, unit, label, sizeof(unit) == 3},
@@ -69,7 +70,7 @@ double load_metrics_value(const struct load_reply *r, enum load_metric metric)
     case METRIC_reasoning_len:
         return tokens_or_nan(r->reasoning_tokens);
     default:
-        return NAN;
+        return metric >= LOAD_METRIC_PD ? load_pd_value(r, (enum load_pd)(metric - LOAD_METRIC_PD)) : NAN;
     }
 }
 
@@ -113,6 +114,7 @@ static void add_by_second(struct load_list *seconds, const struct load_reply *r)
 static void add_reply(struct load_metrics *m, const struct load_reply *r)
 {
     m->completed++;
+    m->busy += r->last > r->sent ? r->last - r->sent : 0;
     m->without_usage += r->output_tokens < 0;
     m->input_tokens += r->prompt_tokens > 0 ? r->prompt_tokens : 0;
     m->cached_tokens += r->cached_tokens > 0 ? r->cached_tokens : 0;
@@ -127,18 +129,49 @@ static void add_reply(struct load_metrics *m, const struct load_reply *r)
     add_by_second(&m->tokens_by_second, r);
 }
 
-void load_metrics_make(struct load_metrics *m, const struct load_reply *reply, int n,
-                       const struct load_run *run, const struct load_goal *goal, int n_goal)
+struct finish {
+    double at;
+    int reply;
+};
+
+static int by_finish(const void *a, const void *b)
 {
+    const struct finish *x = a, *y = b;
+    return x->at != y->at ? (x->at > y->at) - (x->at < y->at) : (x->reply > y->reply) - (x->reply < y->reply);
+}
+
+/* keep (n): whether a reply counts. */
+static void trim(struct load_metrics *m, const struct load_reply *reply, int n, double drop, bool *keep)
+{
+    struct finish *order = mem_alloc((size_t)n, sizeof(*order));
+    int n_ok = 0;
+    for (int i = 0; i < n; i++)
+        if (reply[i].ok)
+            order[n_ok++] = (struct finish){reply[i].last, i};
+    qsort(order, (size_t)n_ok, sizeof(*order), by_finish);
+    int half = (int)(n_ok * drop) / 2;
+    for (int i = half; i < n_ok - half; i++)
+        keep[order[i].reply] = true;
+    m->dropped = 2 * half;
+    if (half > 0)
+        m->duration = order[n_ok - half - 1].at - order[half].at;
+    free(order);
+}
+
+void load_metrics_make(struct load_metrics *m, const struct load_reply *reply, int n,
+                       const struct load_run *run, const struct load_goal *goal, int n_goal, double drop)
+{
+    bool *keep = mem_alloc((size_t)n, sizeof(*keep));
     *m = (struct load_metrics){.duration = run->duration, .most_open = run->most_open, .latest = run->latest};
+    trim(m, reply, n, drop, keep);
     for (int i = 0; i < n; i++) {
-        if (!reply[i].ok) {
-            m->failed++;
+        m->failed += !reply[i].ok;
+        if (!keep[i])
             continue;
-        }
         add_reply(m, &reply[i]);
         m->good += is_good(&reply[i], goal, n_goal);
     }
+    free(keep);
     for (int i = 0; i < METRIC_COUNT; i++)
         if (m->sample[i].n > 0)
             qsort(m->sample[i].v, m->sample[i].n, sizeof(double), by_value);

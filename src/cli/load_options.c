@@ -9,75 +9,27 @@
 #include "base/mem.h"
 #include "cli/cli.h"
 
-static const char help[] =
-    "nybble bench serve: load an OpenAI-compatible server and measure it\n\n"
-    "usage: nybble bench serve [OPTIONS]\n\n"
-    "The server:\n"
-    "  --base-url URL       http://HOST:PORT is the default\n"
-    "  --host NAME          (127.0.0.1)\n"
-    "  --port N             (8180)\n"
-    "  --backend NAME       openai-chat (default), or openai: /v1/completions\n"
-    "  --endpoint PATH      another path than the backend's\n"
-    "  --model NAME         default: the first that /v1/models lists\n"
-    "  --api-key KEY        default: the environment variable OPENAI_API_KEY, if set\n"
-    "  --insecure           take any TLS certificate (else the system or SSL_CERT_FILE must know it)\n"
-    "  --timeout S          seconds for one request (600; 0: none)\n\n"
-    "The requests (lengths of made-up text are in words: a token each, or a little more):\n"
-    "  --dataset-name NAME  random (default), EBChat, ShareGPT, sonnet or trace\n"
-    "  --dataset-path FILE  for all but random; trace: Azure's CSV or Mooncake's JSON lines\n"
-    "  --num-prompts N      (1000; drawn again where a file has fewer, but not from a trace)\n"
-    "  --random-input-len N, --random-output-len N, --random-prefix-len N   (200, 128, 0)\n"
-    "  --random-range-ratio R   lengths uniform in L(1-R) to L(1+R) (0)\n"
-    "  --sonnet-input-len N, --sonnet-output-len N, --sonnet-prefix-len N   (550, 150, 200)\n"
-    "  --sharegpt-output-len N  for ShareGPT and EBChat rows that name none\n"
-    "  --max-input-len N, --max-output-len N   cut a trace's prompts, and all answers, to this\n"
-    "  --shuffle            rows of a file in random order\n"
-    "  --seed N             of lengths, words, order and arrivals (0)\n"
-    "  --temperature T, --top-p P, --top-k K, --min-p P, --ignore-eos, --logprobs N\n"
-    "                       sent as given; the temperature is 0 where nothing says otherwise\n"
-    "  --extra-body JSON    more members for every body\n\n"
-    "When they are sent:\n"
-    "  --request-rate R     a second (inf: all at once)\n"
-    "  --burstiness B       shape of the gamma-distributed gaps (1: Poisson)\n"
-    "  --max-concurrency N  requests in flight at most\n"
-    "  --trace-speed X      replay X times as fast as recorded (1)\n"
-    "  --num-warmups N      requests before the run, which must succeed (1)\n\n"
-    "What is reported:\n"
-    "  --percentile-metrics LIST  (ttft,tpot,itl,e2el); also s_ttft, s_itl, s_e2el, s_decode, input_len,\n"
-    "                       s_input_len, output_len, res_ttft, reasoning_len; all: every one\n"
-    "  --metric-percentiles LIST  (99)\n"
-    "  --goodput NAME:LIMIT ...   count requests that keep every limit; milliseconds\n"
-    "  --golden FILE        compare every answer with the one in FILE; another one is a failure\n"
-    "  --save-golden FILE   write the answers for --golden\n"
-    "  --json               JSON on standard output instead of the table\n"
-    "  --save-result        JSON into a file; --save-detailed: with every request's figures\n"
-    "  --result-dir DIR, --result-filename NAME, --metadata KEY=VALUE ...\n"
-    "  --html FILE          a report with plots (gnuplot, where it is installed)\n"
-    "  --help               this text\n\n"
-    "The exit status is 1 when no request succeeds or a golden answer differs.\n\n"
-    "examples:\n"
-    "  nybble bench serve --num-prompts 64 --max-concurrency 8\n"
-    "  nybble bench serve --port 8000 --backend openai --request-rate 4 --goodput ttft:500 tpot:100\n"
-    "  nybble bench serve --dataset-name trace --dataset-path conv.csv --num-prompts 200 --trace-speed 10\n"
-    "  nybble bench serve --num-prompts 50 --save-golden one.jsonl --max-concurrency 1\n"
-    "  nybble bench serve --num-prompts 50 --golden one.jsonl --html report.html\n";
-
 static bool take_set(struct load_options *s, const char *text)
 {
     if (load_set_parse(text, &s->data.set))
         return true;
     cli_misuse(LOAD_OPTIONS_COMMAND,
-               "--dataset-name takes random, EBChat, ShareGPT, sonnet or trace, got \"%s\"", text);
+               "--dataset-name takes random, EBChat, EB, custom, ShareGPT, sonnet or trace, got \"%s\"%s",
+               text, strcmp(text, "hf") ? "" : ": write its rows to a file for custom");
     return false;
 }
 
 static bool take_backend(struct load_options *s, const char *text)
 {
-    if (!strcmp(text, "openai-chat") || !strcmp(text, "openai") || !strcmp(text, "vllm")) {
-        s->backend = text;
-        return true;
-    }
-    cli_misuse(LOAD_OPTIONS_COMMAND, "--backend takes openai-chat, openai or vllm, got \"%s\"", text);
+    static const char *const name[] = {"openai-chat", "openai", "vllm", "sglang", "lmdeploy", "scalellm"};
+    for (size_t i = 0; i < COUNT_OF(name); i++)
+        if (!strcmp(text, name[i])) {
+            s->backend = text;
+            s->chat = i == 0;
+            return true;
+        }
+    cli_misuse(LOAD_OPTIONS_COMMAND,
+               "--backend takes openai-chat, openai, vllm, sglang, lmdeploy or scalellm, got \"%s\"", text);
     return false;
 }
 
@@ -105,7 +57,7 @@ static bool take_metric(struct load_options *s, const char *part)
 {
     enum load_metric m;
     if (!strcmp(part, "all")) {
-        for (int i = 0; i < METRIC_COUNT; i++)
+        for (int i = 0; i < LOAD_METRIC_PD; i++)
             s->result.selected[i] = true;
         return true;
     }
@@ -167,20 +119,68 @@ static bool take_goals(struct load_options *s, const char *text)
     return each_part(s, text, take_goal);
 }
 
-static bool take_metadata(struct load_options *s, const char *text)
+static bool take_pair(json_t **object, const char *option, const char *text)
 {
     const char *equals = strchr(text, '=');
     if (!equals || equals == text) {
-        cli_misuse(LOAD_OPTIONS_COMMAND, "--metadata takes KEY=VALUE, got \"%s\"", text);
+        cli_misuse(LOAD_OPTIONS_COMMAND, "%s takes KEY=VALUE, got \"%s\"", option, text);
         return false;
     }
     char *key = mem_strndup(text, (size_t)(equals - text));
-    s->metadata = s->metadata ? s->metadata : json_object();
-    int bad = json_object_set_new(s->metadata, key, json_string(equals + 1));
+    *object = *object ? *object : json_object();
+    int bad = json_object_set_new(*object, key, json_string(equals + 1));
     free(key);
     if (bad)
-        cli_misuse(LOAD_OPTIONS_COMMAND, "--metadata: \"%s\" is not UTF-8", text);
+        cli_misuse(LOAD_OPTIONS_COMMAND, "%s: \"%s\" is not UTF-8", option, text);
     return !bad;
+}
+
+static bool take_metadata(struct load_options *s, const char *text)
+{
+    return take_pair(&s->metadata, "--metadata", text);
+}
+
+static bool take_header(struct load_options *s, const char *text)
+{
+    if (!text[strcspn(text, "\r\n")])
+        return take_pair(&s->headers, "--header", text);
+    cli_misuse(LOAD_OPTIONS_COMMAND, "--header takes one line");
+    return false;
+}
+
+static bool add_text(json_t **list, const char *option, const char *text)
+{
+    *list = *list ? *list : json_array();
+    if (json_array_append_new(*list, json_string(text)) == 0)
+        return true;
+    cli_misuse(LOAD_OPTIONS_COMMAND, "%s: \"%s\" is not UTF-8", option, text);
+    return false;
+}
+
+static bool take_server(struct load_options *s, const char *part)
+{
+    return add_text(&s->servers, "--ip-list", part);
+}
+
+static bool take_servers(struct load_options *s, const char *text)
+{
+    return each_part(s, text, take_server);
+}
+
+static bool take_lora(struct load_options *s, const char *text)
+{
+    return add_text(&s->lora, "--lora-modules", text);
+}
+
+static bool take_ramp(struct load_options *s, const char *text)
+{
+    bool linear = !strcmp(text, "linear");
+    if (linear || !strcmp(text, "exponential")) {
+        s->data.ramp = linear ? LOAD_RAMP_LINEAR : LOAD_RAMP_EXPONENTIAL;
+        return true;
+    }
+    cli_misuse(LOAD_OPTIONS_COMMAND, "--ramp-up-strategy takes linear or exponential, got \"%s\"", text);
+    return false;
 }
 
 static bool take_extra(struct load_options *s, const char *text)
@@ -212,6 +212,15 @@ static const struct row row_table[] = {
     {"backend", CALL, 0, 0, 0, take_backend},
     {"endpoint-type", CALL, 0, 0, 0, take_backend},
     {"endpoint", TEXT, AT(endpoint), 0, 0, NULL},
+    {"ip-list", CALL, 0, 0, 0, take_servers},
+    {"lora-modules", CALL, 0, 0, 0, take_lora},
+    {"header", CALL, 0, 0, 0, take_header},
+    {"request-id-prefix", TEXT, AT(id_prefix), 0, 0, NULL},
+    {"ready-check-timeout-sec", REAL, AT(ready_s), 0, 1e6, NULL},
+    {"profile", FLAG, AT(profile_server), 0, 0, NULL},
+    {"tokenizer", TEXT, AT(tokenizer), 0, 0, NULL},
+    {"tokenizer-mode", TEXT, AT(unused), 0, 0, NULL},
+    {"trust-remote-code", FLAG, AT(unused_flag), 0, 0, NULL},
     {"model", TEXT, AT(model), 0, 0, NULL},
     {"served-model-name", TEXT, AT(served), 0, 0, NULL},
     {"api-key", TEXT, AT(api_key), 0, 0, NULL},
@@ -230,28 +239,43 @@ static const struct row row_table[] = {
     {"sharegpt-output-len", INT, AT(file_output), 1, 1 << 22, NULL},
     {"max-input-len", INT, AT(max_input), 1, 1 << 22, NULL},
     {"max-output-len", INT, AT(max_output), 1, 1 << 22, NULL},
+    {"custom-output-len", INT, AT(custom_output), 1, 1 << 22, NULL},
     {"shuffle", FLAG, AT(shuffle), 0, 0, NULL},
+    {"disable-shuffle", FLAG, AT(unused_flag), 0, 0, NULL},
     {"seed", INT, AT(seed), 0, 0x1p62, NULL},
     {"temperature", REAL, AT(temperature), 0, 100, NULL},
     {"top-p", REAL, AT(top_p), 0, 1, NULL},
     {"top-k", INT, AT(top_k), -1, 1 << 30, NULL},
     {"min-p", REAL, AT(min_p), 0, 1, NULL},
+    {"frequency-penalty", REAL, AT(frequency_penalty), -2, 2, NULL},
+    {"presence-penalty", REAL, AT(presence_penalty), -2, 2, NULL},
+    {"repetition-penalty", REAL, AT(repetition_penalty), 0, 100, NULL},
+    {"use-beam-search", FLAG, AT(beam_search), 0, 0, NULL},
+    {"hyperparameter-path", TEXT, AT(hyperparameters), 0, 0, NULL},
     {"logprobs", INT, AT(logprobs), 0, 100, NULL},
     {"ignore-eos", FLAG, AT(ignore_eos), 0, 0, NULL},
     {"extra-body", CALL, 0, 0, 0, take_extra},
     {"request-rate", CALL, 0, 0, 0, take_rate},
     {"burstiness", REAL, AT(data.burstiness), 1e-3, 1e6, NULL},
+    {"ramp-up-strategy", CALL, 0, 0, 0, take_ramp},
+    {"ramp-up-start-rps", REAL, AT(data.ramp_start), 1e-6, 1e6, NULL},
+    {"ramp-up-end-rps", REAL, AT(data.ramp_end), 1e-6, 1e6, NULL},
     {"max-concurrency", INT, AT(concurrency), 1, 1 << 16, NULL},
     {"trace-speed", REAL, AT(data.trace_speed), 1e-6, 1e9, NULL},
     {"num-warmups", INT, AT(warmups), 0, 1000, NULL},
     {"percentile-metrics", CALL, 0, 0, 0, take_metrics},
     {"metric-percentiles", CALL, 0, 0, 0, take_percentiles},
     {"goodput", CALL, 0, 0, 0, take_goals},
+    {"drop-ratio", REAL, AT(drop), 0, 0.999999, NULL},
+    {"pd-metrics", FLAG, AT(pd), 0, 0, NULL},
+    {"debug", FLAG, AT(debug), 0, 0, NULL},
     {"golden", TEXT, AT(golden), 0, 0, NULL},
     {"save-golden", TEXT, AT(save_golden), 0, 0, NULL},
     {"json", FLAG, AT(json), 0, 0, NULL},
     {"save-result", FLAG, AT(save), 0, 0, NULL},
     {"save-detailed", FLAG, AT(detailed), 0, 0, NULL},
+    {"append-result", FLAG, AT(append), 0, 0, NULL},
+    {"label", TEXT, AT(label), 0, 0, NULL},
     {"result-dir", TEXT, AT(dir), 0, 0, NULL},
     {"result-filename", TEXT, AT(file), 0, 0, NULL},
     {"metadata", CALL, 0, 0, 0, take_metadata},
@@ -280,7 +304,33 @@ static bool take_row(struct load_options *s, const struct row *row, const char *
     }
 }
 
-/* Words that follow --goodput and --metadata belong to them. */
+/* Words that follow these belong to them. */
+static bool takes_more(const struct row *row)
+{
+    return row && (row->call == take_goals || row->call == take_metadata || row->call == take_header ||
+                   row->call == take_lora || row->call == take_servers);
+}
+
+/* What options must agree on. */
+static int check(const struct load_options *s)
+{
+    const struct load_data_options *d = &s->data;
+    int64_t n = (int64_t)json_array_size(s->servers);
+    if (n > 0 && s->base_url)
+        return cli_misuse(LOAD_OPTIONS_COMMAND, "--ip-list and --base-url both name the server");
+    if (n > 0 && s->concurrency < n)
+        return cli_misuse(LOAD_OPTIONS_COMMAND,
+                          "--ip-list needs --max-concurrency, at least one for each of the %lld servers",
+                          (long long)n);
+    int ramp = (d->ramp != LOAD_RAMP_NONE) + (d->ramp_start > 0) + (d->ramp_end > 0);
+    if (ramp != 0 && ramp != 3)
+        return cli_misuse(LOAD_OPTIONS_COMMAND,
+                          "--ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps need each other");
+    if (d->ramp != LOAD_RAMP_NONE && isfinite(d->request_rate))
+        return cli_misuse(LOAD_OPTIONS_COMMAND, "--request-rate and --ramp-up-strategy exclude each other");
+    return -1;
+}
+
 int load_options_parse(struct load_options *s, int argc, char **argv)
 {
     struct option option[COUNT_OF(row_table) + 2] = {{0}};
@@ -293,20 +343,24 @@ int load_options_parse(struct load_options *s, int argc, char **argv)
     optind = 0;
     for (int c; (c = getopt_long(argc, argv, "-h", option, NULL)) != -1;) {
         if (c == 'h') {
-            fputs(help, stdout);
+            fputs(load_options_help, stdout);
             return 0;
         }
         if (c == '?')
             return cli_misuse(LOAD_OPTIONS_COMMAND, "the call is wrong");
         if (c >= 256)
             last = &row_table[c - 256];
-        else if (!last || (last->call != take_goals && last->call != take_metadata))
+        else if (!takes_more(last))
             return cli_misuse(LOAD_OPTIONS_COMMAND, "unexpected argument \"%s\"", optarg);
         if (!take_row(s, last, optarg))
             return 2;
     }
     s->model = s->served ? s->served : s->model;
-    return optind < argc ? cli_misuse(LOAD_OPTIONS_COMMAND, "unexpected argument \"%s\"", argv[optind]) : -1;
+    for (int i = LOAD_METRIC_PD; s->pd && i < METRIC_COUNT; i++)
+        s->result.selected[i] = true;
+    if (optind < argc)
+        return cli_misuse(LOAD_OPTIONS_COMMAND, "unexpected argument \"%s\"", argv[optind]);
+    return check(s);
 }
 
 void load_options_init(struct load_options *s)
@@ -315,12 +369,14 @@ void load_options_init(struct load_options *s)
         .host = "127.0.0.1",
         .port = 8180,
         .backend = "openai-chat",
+        .chat = true,
         .api_key = getenv("OPENAI_API_KEY"),
         .timeout_s = 600,
         .data = {.set = LOAD_RANDOM, .request_rate = INFINITY, .burstiness = 1, .trace_speed = 1},
         .n = 1000,
         .input = 200,
         .output = 128,
+        .custom_output = 256,
         .sonnet_input = 550,
         .sonnet_output = 150,
         .sonnet_prefix = 200,
@@ -328,6 +384,9 @@ void load_options_init(struct load_options *s)
         .temperature = NAN,
         .top_p = NAN,
         .min_p = NAN,
+        .frequency_penalty = NAN,
+        .presence_penalty = NAN,
+        .repetition_penalty = NAN,
         .top_k = -2,
         .logprobs = -1};
     s->result.percentile[s->result.n_percentile++] = 99;
@@ -338,4 +397,7 @@ void load_options_free(struct load_options *s)
 {
     json_decref(s->extra);
     json_decref(s->metadata);
+    json_decref(s->headers);
+    json_decref(s->servers);
+    json_decref(s->lora);
 }

@@ -46,6 +46,8 @@ void load_reply_free(struct load_reply *r)
     buf_free(&r->reasoning);
     buf_free(&r->line);
     buf_free(&r->data);
+    json_decref(r->metrics_first);
+    json_decref(r->metrics_last);
     load_reply_init(r);
 }
 
@@ -126,6 +128,17 @@ static void take_error(struct load_reply *r, const json_t *error)
                     json_is_string(message) ? json_string_value(message) : "an error without a message");
 }
 
+/* The server's account of the request so far. */
+static void take_metrics(struct load_reply *r, json_t *metrics)
+{
+    if (!json_is_object(metrics))
+        return;
+    if (!r->metrics_first)
+        r->metrics_first = json_incref(metrics);
+    json_decref(r->metrics_last);
+    r->metrics_last = json_incref(metrics);
+}
+
 static void take_event(struct load_reply *r, double now)
 {
     struct nyb_err err;
@@ -147,6 +160,7 @@ static void take_event(struct load_reply *r, double now)
     if (json_array_size(choices) > 0)
         take_choice(r, json_array_get(choices, 0), now);
     take_usage(r, json_object_get(root, "usage"));
+    take_metrics(r, json_object_get(root, "metrics"));
     json_decref(root);
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/json.h"
 
 #define LOAD_EVENT_MAX ((size_t)16 << 20) /* bytes of one event        */
 #define LOAD_TEXT_MAX  ((size_t)64 << 20) /* bytes of one answer       */
@@ -30,6 +31,8 @@ struct load_reply {
     struct load_list chunk;   /* times of the chunks with text                     */
     struct load_list arrival; /* their arrival_time where the server sends it: its clock, seconds */
     double arrival_last;      /* the last arrival_time of any chunk; -1: none       */
+    double wall_zero;         /* the wall clock when the run began                  */
+    json_t *metrics_first, *metrics_last; /* the "metrics" of events, FastDeploy's; NULL: none */
 
     struct buf text, reasoning;
     /* From usage; -1: the server did not say. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "cli/load_pd.h"
 
 #define FAILURE_KINDS 10 /* that the table names */
 
@@ -24,13 +25,18 @@ static double most_tokens_a_second(const struct load_metrics *m)
 
 /* ---- the table ----------------------------------------------------------------------------------- */
 
-static void print_metric(const struct load_result *r, enum load_metric i)
+/* Of the first two columns. */
+struct widths {
+    int label, name;
+};
+
+static void print_metric(const struct load_result *r, enum load_metric i, const struct widths *w)
 {
     const struct load_metric_row *row = &load_metric_table[i];
     const struct load_list *l = &r->metrics->sample[i];
-    printf("%-36s %-13s", row->label, row->name);
+    printf("%-*s  %-*s", w->label, row->label, w->name, row->name);
     if (l->n == 0) {
-        printf(" the server did not say\n");
+        printf("  the server did not say\n");
         return;
     }
     printf(" %10.2f %10.2f %10.2f", load_metrics_mean(l), load_metrics_percentile(l, 50),
@@ -42,7 +48,13 @@ static void print_metric(const struct load_result *r, enum load_metric i)
 
 static void print_metrics(const struct load_result *r)
 {
-    printf("\n%-50s %10s %10s %10s", "", "mean", "median", "std");
+    struct widths w = {0};
+    for (int i = 0; i < METRIC_COUNT; i++) {
+        int label = (int)strlen(load_metric_table[i].label), name = (int)strlen(load_metric_table[i].name);
+        w.label = r->selected[i] && label > w.label ? label : w.label;
+        w.name = r->selected[i] && name > w.name ? name : w.name;
+    }
+    printf("\n%-*s %10s %10s %10s", w.label + 2 + w.name, "", "mean", "median", "std");
     for (int p = 0; p < r->n_percentile; p++) {
         char name[16];
         snprintf(name, sizeof(name), "p%g", r->percentile[p]);
@@ -51,7 +63,7 @@ static void print_metrics(const struct load_result *r)
     printf("\n");
     for (int i = 0; i < METRIC_COUNT; i++)
         if (r->selected[i])
-            print_metric(r, (enum load_metric)i);
+            print_metric(r, (enum load_metric)i, &w);
 }
 
 /* Each kind of failure once, with how often it occurred. */
@@ -78,8 +90,15 @@ static void print_failures(const struct load_result *r)
 void load_result_print(const struct load_result *r)
 {
     const struct load_metrics *m = r->metrics;
-    printf("%s at %s, data set %s\n", r->model ? r->model : "(no model named)", r->url, r->data_set);
-    printf("%-36s %d completed, %d failed\n", "Requests", m->completed, m->failed);
+    size_t n_server = json_array_size(r->servers);
+    printf("%s at %s", r->model ? r->model : "(no model named)", r->url);
+    if (n_server > 1)
+        printf(" and %zu more", n_server - 1);
+    printf(", data set %s\n", r->data_set);
+    printf("%-36s %d completed, %d failed", "Requests", m->completed, m->failed);
+    if (m->dropped > 0)
+        printf(", %d left out at the start and the end", m->dropped);
+    printf("\n");
     print_failures(r);
     if (r->golden)
         printf("%-36s %d of %d answers differ\n", "Golden answers", r->golden_wrong,
@@ -148,6 +167,14 @@ static json_t *gaps(const struct load_list *times)
     return a;
 }
 
+static json_t *times(const struct load_list *l)
+{
+    json_t *a = json_array();
+    for (size_t i = 0; i < l->n; i++)
+        json_array_append_new(a, json_real(l->v[i]));
+    return a;
+}
+
 static json_t *count_or_zero(int64_t n)
 {
     return json_integer(n > 0 ? n : 0);
@@ -169,7 +196,7 @@ static void add_details(json_t *o, const struct load_result *r)
     static const char *const key[] = {
         "input_lens",      "infer_input_lens", "output_lens", "ttfts",          "res_ttfts",          "itls",
         "generated_texts", "input_texts",      "errors",      "reasoning_lens", "reasoning_contents", "e2els",
-        "start_times"};
+        "start_times",     "arrival_times",    "s_e2els",     "metrics"};
     json_t *list[COUNT_OF(key)];
     for (size_t k = 0; k < COUNT_OF(key); k++)
         json_object_set_new(o, key[k], list[k] = json_array());
@@ -189,6 +216,9 @@ static void add_details(json_t *o, const struct load_result *r)
             text_of(p->reasoning.data, p->reasoning.len),
             seconds(p, METRIC_e2el),
             json_real(p->sent),
+            times(&p->arrival),
+            seconds(p, METRIC_s_e2el),
+            load_pd_json(p),
         };
         for (size_t k = 0; k < COUNT_OF(key); k++)
             json_array_append_new(list[k], value[k]);
@@ -201,6 +231,10 @@ static void add_totals(json_t *o, const struct load_result *r)
     json_object_set_new(o, "duration", json_real(m->duration));
     json_object_set_new(o, "completed", json_integer(m->completed));
     json_object_set_new(o, "failed", json_integer(m->failed));
+    if (r->drop > 0) {
+        json_object_set_new(o, "drop_ratio", json_real(r->drop));
+        json_object_set_new(o, "dropped", json_integer(m->dropped));
+    }
     json_object_set_new(o, "total_input_tokens", json_integer(m->input_tokens));
     json_object_set_new(o, "total_cached_tokens", json_integer(m->cached_tokens));
     json_object_set_new(o, "total_output_tokens", json_integer(m->output_tokens));
@@ -211,6 +245,7 @@ static void add_totals(json_t *o, const struct load_result *r)
                         json_real(per_second(m, (double)(m->input_tokens + m->output_tokens))));
     json_object_set_new(o, "max_output_tokens_per_s", json_real(most_tokens_a_second(m)));
     json_object_set_new(o, "max_concurrent_requests", json_integer(m->most_open));
+    json_object_set_new(o, "concurrency", json_real(per_second(m, m->busy)));
     json_object_set_new(o, "without_usage", json_integer(m->without_usage));
     json_object_set_new(o, "latest_start_ms", json_real(m->latest * 1e3));
     if (r->golden)
@@ -223,13 +258,24 @@ json_t *load_result_json(const struct load_result *r, bool detailed)
     json_object_set_new(o, "date", json_string(r->date));
     json_object_set_new(o, "backend", json_string(r->backend));
     json_object_set_new(o, "model_id", r->model ? json_string(r->model) : json_null());
-    json_object_set_new(o, "tokenizer_id", r->model ? json_string(r->model) : json_null());
+    const char *tokenizer = r->tokenizer ? r->tokenizer : r->model;
+    json_object_set_new(o, "tokenizer_id", tokenizer ? json_string(tokenizer) : json_null());
+    if (r->label)
+        json_object_set_new(o, "label", json_string(r->label));
+    if (r->servers)
+        json_object_set(o, "servers", (json_t *)(uintptr_t)r->servers);
     json_object_set_new(o, "dataset_name", json_string(r->data_set));
     json_object_set_new(o, "num_prompts", json_integer(r->data->n));
     if (r->metadata)
         json_object_update(o, (json_t *)(uintptr_t)r->metadata);
     json_object_set_new(o, "request_rate", number_or_inf(r->request_rate));
     json_object_set_new(o, "burstiness", json_real(r->burstiness));
+    if (r->ramp != LOAD_RAMP_NONE) {
+        json_object_set_new(o, "ramp_up_strategy",
+                            json_string(r->ramp == LOAD_RAMP_LINEAR ? "linear" : "exponential"));
+        json_object_set_new(o, "ramp_up_start_rps", json_real(r->ramp_start));
+        json_object_set_new(o, "ramp_up_end_rps", json_real(r->ramp_end));
+    }
     json_object_set_new(o, "max_concurrency",
                         r->max_concurrency ? json_integer(r->max_concurrency) : json_null());
     add_totals(o, r);

@@ -35,8 +35,9 @@ static const char help[] =
     "  --stats                tokens and speed on standard error\n"
     "  --chat-template FILE   in place of the checkpoint's\n"
     "  --compute MODE         bf16 (default), strict, int8 or w4a4\n"
-    "  --threads N            default: all cores\n"
+    "  --threads N            default: as measured, at most one a core\n"
     "  --kv-cache-memory SIZE such as 2G (default: what one context needs)\n"
+    "  --kv-cache-dtype T     auto (default: as the checkpoint declares), bf16, fp8 (or fp8_e4m3) or f32\n"
     "  --max-model-len N      longest context\n"
     "  --load-format F        auto (default), or dummy: random weights from config.json alone\n"
     "  --verbose, --help\n\n"
@@ -369,6 +370,7 @@ enum {
     COMPUTE,
     THREADS,
     KV_CACHE_MEMORY,
+    KV_CACHE_DTYPE,
     MAX_MODEL_LEN,
     LOAD_FORMAT
 };
@@ -392,6 +394,7 @@ static const struct option long_options[] = {
     {"compute", required_argument, NULL, COMPUTE},
     {"threads", required_argument, NULL, THREADS},
     {"kv-cache-memory", required_argument, NULL, KV_CACHE_MEMORY},
+    {"kv-cache-dtype", required_argument, NULL, KV_CACHE_DTYPE},
     {"max-model-len", required_argument, NULL, MAX_MODEL_LEN},
     {"load-format", required_argument, NULL, LOAD_FORMAT},
     {"verbose", no_argument, NULL, 'v'},
@@ -457,6 +460,8 @@ static bool take_engine_option(struct run *r, int c, const char *arg)
 {
     static const char *const compute[] = {"bf16", "strict", "int8", "w4a4"};
     static const char *const format[] = {"auto", "dummy"};
+    static const char *const kv_name[] = {"auto", "f32", "bf16", "fp8", "fp8_e4m3"};
+    static const enum nyb_kv_dtype kv[] = {NYB_KV_AUTO, NYB_KV_F32, NYB_KV_BF16, NYB_KV_FP8, NYB_KV_FP8};
     int choice = 0;
     switch (c) {
     case CHAT_TEMPLATE:
@@ -476,6 +481,11 @@ static bool take_engine_option(struct run *r, int c, const char *arg)
         return take_int("--threads", arg, 1, 4096, &r->options.threads);
     case KV_CACHE_MEMORY:
         return cli_parse_bytes("run", "--kv-cache-memory", arg, &r->options.kv_cache_bytes);
+    case KV_CACHE_DTYPE:
+        if (!take_name("--kv-cache-dtype", arg, kv_name, 5, &choice))
+            return false;
+        r->options.kv_dtype = kv[choice];
+        return true;
     case MAX_MODEL_LEN:
         return cli_parse_int("run", "--max-model-len", arg, 1, INT32_MAX, &r->options.max_model_len);
     default: /* getopt has named it */

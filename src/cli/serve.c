@@ -1,4 +1,5 @@
 /* The server's command line: settings, the engine, and then the server until it is told to stop. */
+#include <signal.h>
 #include <stdio.h>
 
 #include "base/log.h"
@@ -14,14 +15,28 @@ static int serve(const struct serve_config *config)
     struct nyb_engine *engine;
     struct nyb_err err;
     struct cli_progress bar;
+    enum nyb_code code;
     config_engine_options(config, cli_default_model(), &options);
+    code = nyb_ranks_open(&options.ranks, &options, &err);
+    if (code != NYB_OK)
+        return cli_fail("serve", &err);
+    if (nyb_ranks_rank(options.ranks) > 0) {
+        /* Rank 0 hears the signals and speaks for all, except of a lost rank, which comm tells. */
+        if (!config->verbose)
+            log_set_level(LOG_WARN);
+        signal(SIGINT, SIG_IGN);
+        signal(SIGTERM, SIG_IGN);
+        return nyb_ranks_follow(options.ranks, &options, &err) == NYB_OK ? 0 : 1;
+    }
     options.progress = cli_progress_update;
     options.progress_arg = &bar;
     cli_progress_start(&bar, "loading");
-    enum nyb_code code = nyb_open(&engine, &options, &err);
+    code = nyb_open(&engine, &options, &err);
     cli_progress_end(&bar);
-    if (code != NYB_OK)
+    if (code != NYB_OK) {
+        nyb_ranks_close(options.ranks);
         return cli_fail("serve", &err);
+    }
     code = server_run(config, engine, &err);
     nyb_close(engine);
     return code == NYB_OK ? 0 : cli_fail("serve", &err);

@@ -2,7 +2,7 @@
 # bench model: the figures agree with each other, the profile adds up, the trace is JSON, and mistakes are said.
 . "$(dirname "$0")/lib.sh"
 expect_status 2 "$NYBBLE" bench
-expect_in err "model or serve"
+expect_in err "or serve"
 expect_status 2 "$NYBBLE" bench melody
 expect_in err '"melody"'
 expect_status 2 "$NYBBLE" bench model --batch 1,0
@@ -46,3 +46,33 @@ assert sum(e["name"] == "step" for e in events) == 2 * 5 * 3, len(events)
 assert sum(e["name"] == "experts" for e in events) == 2 * 5 * 3 * 6
 print("%d points, %d events" % (len(names), len(events)))
 PY
+expect_status 0 "$NYBBLE" bench model --scan --gen 1 --repeat 1 --threads 1 --json
+cp "$WORK/out" "$WORK/scan.json"
+expect_status 0 "$NYBBLE" bench model --scan --gen 1 --repeat 1 --threads 1 --batch 1,2
+grep -q "cliff" "$WORK/out" || fail "no verdict"
+expect_status 0 "$NYBBLE" bench model --engine --prompt 0 --gen 3 --batch 1,5 --depth 0,40 --chunk 16 --repeat 2 \
+    --threads 1,2 --json
+python3 - "$WORK/scan.json" "$WORK/out" <<'PY'
+import json, sys
+scan, whole = json.load(open(sys.argv[1])), json.load(open(sys.argv[2]))
+rates = [(r["batch"], r["tokens_per_second"]) for r in scan["results"]]
+assert [b for b, _ in rates] == [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64], rates
+falls = {(a, b): 1 - y / x for (a, x), (b, y) in zip(rates, rates[1:]) if y < 0.97 * x}
+assert {(c["from"], c["to"]) for c in scan["cliffs"]} == falls.keys(), (scan["cliffs"], falls)
+assert all(abs(c["fall"] - falls[c["from"], c["to"]]) < 1e-6 for c in scan["cliffs"])
+assert "cliffs" not in whole
+engine = [r for r in whole["results"] if r["kind"] == "engine"]
+assert [(r["threads"], r["depth"], r["batch"]) for r in engine] == [
+    (t, d, b) for t in (1, 2) for d in (0, 40) for b in (1, 5)], engine
+for r in engine:
+    profile = r["profile"]
+    stages = profile["stage_us"]
+    assert {"schedule", "experts", "head", "sample, deliver", "detokenize"} <= stages.keys(), stages
+    assert abs(sum(stages.values()) / profile["step_us"] - 1) < 1e-3 and 0 < profile["rest"] < 1, profile
+    best = min(r["run_seconds"])
+    assert len(r["run_seconds"]) == 2 and r["detokenized"]
+    assert abs(r["tokens_per_second"] * best / (3 * r["batch"]) - 1) < 1e-6, r
+    assert abs(profile["step_us"] * 1e-6 * 3 / best - 1) < 1e-3, r
+print("%d cliffs, %d engine points" % (len(falls), len(engine)))
+PY
+expect_status 1 "$NYBBLE" bench model --engine --prompt 0 --gen 1 --tokenizer "$WORK/none"

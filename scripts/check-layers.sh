@@ -14,7 +14,7 @@ comm:base kernels
 model:base fp4 checkpoint kernels comm
 engine:base text kernels comm model
 server:base text
-cli:base fp4 checkpoint text kernels model server
+cli:base fp4 checkpoint text kernels comm model engine server
 "
 # The engine's adapter to the checkpoint folder resolves names as the command line does.
 exceptions="engine:checkpoint"

@@ -4,9 +4,11 @@
 set -euo pipefail
 
 build=(gcc libc6-dev cmake ninja-build pkg-config libjansson-dev libpcre2-dev libutf8proc-dev libxxhash-dev
+       libhwloc-dev liburing-dev
        libmicrohttpd-dev libgnutls28-dev libyaml-dev libcurl4-gnutls-dev libcmocka-dev
        python3 python3-jinja2 scdoc xz-utils)
-ci=(clang clang-format valgrind git)
+# Optional: libopenmpi-dev, for ranks on several machines; the build leaves the MPI plug-in out where it is missing.
+ci=(clang clang-format valgrind git openmpi-bin libopenmpi-dev iproute2 curl gnuplot-nox)
 
 wanted=("${build[@]}")
 if [ "${1:-build}" = ci ]; then
@@ -27,7 +29,8 @@ done
 needed=()
 for package in "${missing[@]}"; do
     case $package in
-        gcc | cmake | python3 | clang | git | valgrind) command -v "$package" >/dev/null && continue ;;
+        gcc | cmake | python3 | clang | git | valgrind | curl) command -v "$package" >/dev/null && continue ;;
+        gnuplot-nox) command -v gnuplot >/dev/null && continue ;;
         clang-format) command -v clang-format >/dev/null && continue ;;
         ninja-build) command -v ninja >/dev/null && continue ;;
     esac

@@ -16,7 +16,7 @@
 
 #define IO_THREADS 8 /* enough to keep a disk busy; they mostly sleep */
 
-enum { LATER, UNDER_WAY, DONE };
+enum { UNDER_WAY, DONE };
 
 /* A file that was opened a second time, for direct reads. */
 struct direct {
@@ -196,7 +196,7 @@ static void await_ring(struct reader *reader, struct reader_read *r)
 void reader_start(struct reader *reader, struct reader_read *r)
 {
     struct reader_set *s = reader->set;
-    r->state = LATER;
+    r->asked = false;
     r->data = r->buffer;
     if (r->len == 0 || r->len > (1u << 30) || (!s->o.cold && is_cached(r)))
         return;
@@ -209,18 +209,19 @@ void reader_start(struct reader *reader, struct reader_read *r)
     r->got = 0;
     if (direct >= 0)
         atomic_store_explicit(&s->saw_direct, true, memory_order_relaxed);
-    r->state = UNDER_WAY;
+    r->state = UNDER_WAY; /* from here on its thread's, or the ring's */
+    r->asked = true;
     if (s->way == READER_THREADS)
         queue(s, r);
-    else if (!submit(reader, r))
-        r->state = LATER;
+    else
+        r->asked = submit(reader, r);
 }
 
 enum nyb_code reader_finish(struct reader *reader, struct reader_read *r, struct nyb_err *err)
 {
     struct reader_set *s = reader->set;
     size_t have = 0;
-    if (r->state != LATER) {
+    if (r->asked) {
         if (s->way == READER_THREADS)
             await_thread(s, r);
         else

@@ -41,6 +41,7 @@ struct reader_read {
     uint8_t *buffer; /* READER_ROOM(len) bytes, aligned to READER_ALIGN */
     uint8_t *data;   /* after reader_finish: the len bytes, in buffer   */
     /* private */
+    bool asked; /* the caller's: the read has been handed over         */
     int state, ask_fd;
     uint64_t ask_offset;
     size_t ask_len;

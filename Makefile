@@ -5,14 +5,18 @@ PROMPT ?= Once upon a time there was a little girl who
 JOBS   ?= $(shell nproc)
 BUILD  := build/$(PRESET)
 
-.PHONY: all demo check deps build fuzz clean
+.PHONY: all demo check timing deps build fuzz clean
 all: build
 
 demo: build
 	$(BUILD)/nybble run -p "$(PROMPT)"
 
 check: build
-	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) -LE timing
+
+# Tests that compare times: only a quiet machine can say.
+timing: build
+	ctest --test-dir $(BUILD) --output-on-failure -L timing
 
 deps:
 	@scripts/install-deps.sh build

@@ -186,7 +186,8 @@ void ranks_forward(struct model *m, const struct batch *b, bool watched, int cut
 static enum nyb_code follow_step(struct model *m, const struct command *c, struct nyb_err *err)
 {
     size_t length[BATCH_ARRAYS], total = batch_lengths(c, length);
-    int32_t *all = mem_alloc(total, sizeof(*all)), *array[BATCH_ARRAYS], *at = all;
+    /* lives until the pass is over, as on rank 0 */
+    int32_t *all = arena_alloc(&m->forward.step, total, sizeof(*all)), *array[BATCH_ARRAYS], *at = all;
     for (int i = 0; i < BATCH_ARRAYS; at += length[i], i++)
         array[i] = at;
     const struct batch b = {.n_seq = c->n_seq,
@@ -206,7 +207,6 @@ static enum nyb_code follow_step(struct model *m, const struct command *c, struc
                              ? model_forward(m, &b, NULL, NULL, err)
                              : comm_status(m->comm, err);
     m->watched = false;
-    free(all);
     return code;
 }
 

@@ -2,6 +2,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <jansson.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -200,10 +201,31 @@ static enum nyb_code set_choice(const struct option *o, int *out, const char *te
 static enum nyb_code add_item(const struct option *o, struct config_list *list, const char *text,
                               const char *where, struct nyb_err *err)
 {
+    if (!*text)
+        return refuse(o, text, where, "a text of one character or more", err);
     if (list->n == CONFIG_LIST_MAX)
         return err_at(err, NYB_E_ARG, where, -1, "%s may be given %d times", o->name, CONFIG_LIST_MAX);
     list->item[list->n++] = mem_strdup(text);
     return NYB_OK;
+}
+
+/* One item, or as vLLM's clients write several: a JSON list of strings. */
+static enum nyb_code add_items(const struct option *o, struct config_list *list, const char *text,
+                               const char *where, struct nyb_err *err)
+{
+    enum nyb_code code = NYB_OK;
+    json_t *all = *text == '[' ? json_loads(text, 0, NULL) : NULL;
+    if (*text != '[')
+        return add_item(o, list, text, where, err);
+    if (!json_is_array(all))
+        code = refuse(o, text, where, "a JSON list where it begins with \"[\"", err);
+    for (size_t i = 0; i < json_array_size(all) && code == NYB_OK; i++) {
+        const char *item = json_string_value(json_array_get(all, i));
+        code = item ? add_item(o, list, item, where, err)
+                    : refuse(o, text, where, "a list of strings where it begins with \"[\"", err);
+    }
+    json_decref(all);
+    return code;
 }
 
 static enum nyb_code set_accepted(const struct accepted *a, const char *text, const char *where,
@@ -231,7 +253,7 @@ enum nyb_code config_set(struct serve_config *c, const char *name, const char *t
         *(char **)field = mem_strdup(text);
         return NYB_OK;
     case LIST:
-        return add_item(o, field, text, where, err);
+        return add_items(o, field, text, where, err);
     case INT:
         return set_int(o, field, text, where, err);
     case BYTES:

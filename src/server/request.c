@@ -131,7 +131,10 @@ static enum nyb_code check_best_of(const json_t *body, int n, struct nyb_err *er
 enum nyb_code request_read_common(struct gen *g, const json_t *body, const struct nyb_sampling *s, int *n,
                                   struct nyb_err *err)
 {
+    const json_t *user = json_object_get(body, "user");
     *n = 1;
+    if (user && !json_is_null(user) && !params_is_string(user))
+        return params_wrong_type(err, "user", "a string", user);
     TRY(params_bool(body, "stream", &g->stream, err));
     TRY(read_stream_options(g, body, err));
     TRY(params_bool(body, "return_token_ids", &g->return_ids, err));
@@ -197,6 +200,18 @@ void request_append_ids(struct arena *a, struct request_prompt *prompt, const in
     prompt->n += n;
 }
 
+/* The engine knows a prompt alone; a client knows it by the name of the field that it came in. */
+static enum nyb_code name_prompt(const struct gen *g, enum nyb_code code, struct nyb_err *err)
+{
+    const json_t *ids = json_object_get(g->request, "prompt_token_ids");
+    const char *name = ids && !json_is_null(ids) ? "prompt_token_ids"
+                       : g->api == GEN_CHAT      ? "messages"
+                                                 : "prompt";
+    if (code != NYB_OK && !strcmp(err->where, "prompt"))
+        snprintf(err->where, sizeof(err->where), "%s", name);
+    return code;
+}
+
 enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt, int n_prompt, int n,
                              struct nyb_sampling *s, struct nyb_err *err)
 {
@@ -207,10 +222,11 @@ enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt,
     s->logprobs = g->n_logprob;
     int64_t most = g->x->s->config->max_waiting + g->x->s->info->max_num_seqs;
     if ((int64_t)n_prompt * n > most)
-        return err_at(err, NYB_E_RANGE, "n", -1,
-                      "n times the number of prompts is %lld, more than this server can ever hold (%lld). "
-                      "(parameter=n, value=%d)",
-                      (long long)n_prompt * n, (long long)most, n);
+        return err_at(
+            err, NYB_E_RANGE, n > 1 ? "n" : "prompt", -1,
+            "n times the number of prompts is %lld (%d times %d), more than this server can ever hold "
+            "(%lld). (parameter=%s)",
+            (long long)n_prompt * n, n, n_prompt, (long long)most, n > 1 ? "n" : "prompt");
     gen_set_choices(g, n_prompt, n);
     for (int i = 0; i < g->n_choice; i++) {
         const struct request_prompt *p = &prompt[i / n];
@@ -220,7 +236,7 @@ enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt,
             s->seed = (int64_t)(((uint64_t)seed + (uint64_t)(i % n)) & INT64_MAX);
         enum nyb_code code = gen_submit(g, i, &r, err);
         if (code != NYB_OK)
-            return code;
+            return name_prompt(g, code, err);
     }
     return NYB_OK;
 }

@@ -322,6 +322,12 @@ class Errors(WithServer):
         error = self.refused("/v1/completions", {**GREEDY, "prompt": [5] * 2000}, 400, "prompt")
         self.assertIn("1024", error["message"])
         self.assertIn("2000", error["message"])
+        self.refused("/v1/completions", {"prompt_token_ids": [5] * 2000, "max_tokens": 1}, 400, "prompt_token_ids")
+        chat = [{"role": "user", "content": "Once upon a time. " * 600}]
+        self.refused("/v1/chat/completions", {"messages": chat, "max_tokens": 1}, 400, "messages")
+
+    def test_more_answers_than_the_server_holds(self):
+        self.refused("/v1/completions", {"prompt": ["a"] * 100, "n": 100, "max_tokens": 1}, 400, "n")
 
     def test_statuses(self):
         self.refused("/v1/completions", {**GREEDY, "model": "other"}, 404, "model", "The model `other` does not exist.")
@@ -351,7 +357,7 @@ class Errors(WithServer):
 class Limits(WithServer):
     options = ("--max-body", "64K", "--header-timeout", "1", "--body-timeout", "1.5", "--max-num-seqs", "4",
                "--max-waiting", "2", "--stream-stall", "1", "--api-key", "secret-1", "--api-key", "secret-2",
-               "--allowed-origins", "http://app.test", "--served-model-name", "a", "--served-model-name", "b",
+               "--allowed-origins", '["http://other.test", "http://app.test"]', "--served-model-name", "a", "--served-model-name", "b",
                "--log-format", "json")
     key = {"Authorization": "Bearer secret-2"}
 
@@ -656,6 +662,10 @@ class Configuration(unittest.TestCase):
         self.refuse("--nonsense", "1", text="nonsense")
         self.refuse("--max-num-seqs", "0", text="max-num-seqs")
         self.refuse("--max-num-seqs", text="needs a value")
+        self.refuse("--served-model-name=", text="served-model-name")
+        self.refuse("--api-key", "", text="api-key")
+        for bad in ("[", '["a", 1]', '{"a": 1', '[""]'):
+            self.refuse("--allowed-origins", bad if bad[0] == "[" else "[" + bad, text="allowed-origins")
         self.refuse("--pipeline-parallel-size", "2", text="pipeline-parallel-size")
         self.refuse("--tensor-parallel-size", "0", text="tensor-parallel-size")
         self.refuse("--metrics-style", "odd", text="fastdeploy")

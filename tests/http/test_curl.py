@@ -62,10 +62,13 @@ class Curl(unittest.TestCase):
         command = ["curl", "-sSN", "-H", "Authorization: Bearer k", "-H", "Content-Type: application/json", "-d",
                    json.dumps({**CHAT, "max_tokens": 900, "stream": True, "ignore_eos": True}),
                    f"http://127.0.0.1:{self.server.port}/v1/chat/completions"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            first = process.stdout.readline()
-            running = self.server.metric("num_requests_running")
-            rest = process.stdout.read()
+        for _ in range(20):  # on a busy machine the answer may be there before the metric is
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                first = process.stdout.readline()
+                running = self.server.metric("num_requests_running")
+                rest = process.stdout.read()
+            if running:
+                break
         self.assertEqual(running, 1)  # the first piece was here before the last was made
         self.assertEqual(parse_events(first + rest)[-1], "[DONE]")
 
@@ -73,9 +76,15 @@ class Curl(unittest.TestCase):
         command = ["curl", "-sSN", "-H", "Authorization: Bearer k", "-H", "Content-Type: application/json", "-d",
                    json.dumps({**CHAT, "max_tokens": 900, "ignore_eos": True}),
                    f"http://127.0.0.1:{self.server.port}/v1/chat/completions"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            self.server.until_metric("num_requests_running", 1)
-            process.kill()
+        seen = False
+        for _ in range(20):  # as above
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+                while not seen and process.poll() is None:
+                    seen = self.server.metric("num_requests_running") == 1
+                process.kill()
+            if seen:
+                break
+        self.assertTrue(seen)
         self.server.until_metric("num_requests_running", 0, 2)
         self.server.until_metric("kv_blocks_used", 0, 2)
 

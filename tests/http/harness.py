@@ -100,7 +100,7 @@ class Server:
         while time.time() < until:
             if self.metric(name) == value:
                 return True
-            time.sleep(0.02)
+            time.sleep(0.005)
         raise AssertionError(f"{name} is {self.metric(name)}, expected {value}")
 
     def rss_kib(self):

@@ -361,7 +361,7 @@ class Systemd(unittest.TestCase):
                 inbox.settimeout(30)
                 server = Server("--drain", "20", env={"NOTIFY_SOCKET": path})
                 self.assertEqual(inbox.recv(100), b"READY=1")
-                thread = in_background(server.stream, "/v1/completions", {**LONG, "max_tokens": 200})
+                thread = in_background(server.stream, "/v1/completions", {**LONG, "max_tokens": 900})
                 server.until_metric("num_requests_running", 1)
                 server.process.send_signal(signal.SIGTERM)
                 self.assertEqual(inbox.recv(100), b"STOPPING=1")

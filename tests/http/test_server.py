@@ -571,7 +571,7 @@ class Drain(unittest.TestCase):
             self.assertEqual(Server().stop(), 0)
 
     def read_stream(self, server, out):
-        out.append(server.stream("/v1/completions", {**LONG, "max_tokens": 300}))
+        out.append(server.stream("/v1/completions", LONG))
 
     def test_running_streams_finish(self):
         server = Server("--drain", "30")
@@ -588,7 +588,7 @@ class Drain(unittest.TestCase):
         self.assertEqual(server.request("GET", "/health")[0], 200)
         for thread in threads:
             thread.join(60)
-        self.assertEqual([len(events) for events in out if events[-1] == "[DONE]"], [301] * 4)
+        self.assertEqual([len(events) for events in out if events[-1] == "[DONE]"], [901] * 4)
         self.assertEqual(server.process.wait(20), 0, server.text())
 
     def test_limit(self):

@@ -48,8 +48,8 @@ enum cpu_level cpu_detect(void)
     if ((state & 0xe6) != 0xe6 || (b7 & need_b) != need_b || (c7 & need_c) != need_c ||
         !(a71 & bit_AVX512BF16))
         return CPU_AVX2;
-    const uint32_t amx_bf16 = 1u << 22, amx_tile = 1u << 24, amx_int8 = 1u << 25;
-    const uint32_t amx = amx_bf16 | amx_tile | amx_int8;
+    const uint32_t amx_bf16 = 1u << 22, avx512_fp16 = 1u << 23, amx_tile = 1u << 24, amx_int8 = 1u << 25;
+    const uint32_t amx = amx_bf16 | avx512_fp16 | amx_tile | amx_int8;
     if ((d7 & amx) != amx || (state & 0x60000) != 0x60000 || !tiles_permitted())
         return CPU_AVX512;
     return CPU_AMX;

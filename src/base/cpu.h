@@ -9,7 +9,7 @@ enum cpu_level {
     CPU_SCALAR, /* any x86-64                                                     */
     CPU_AVX2,   /* AVX2, FMA, F16C                                                */
     CPU_AVX512, /* F, BW, DQ, VL, VBMI, VNNI, BF16: Zen 4, Cooper Lake and later */
-    CPU_AMX,    /* the above with AMX tiles, BF16 and INT8: Sapphire Rapids       */
+    CPU_AMX,    /* the above with FP16 and AMX tiles, BF16 and INT8: Sapphire Rapids */
     CPU_LEVEL_COUNT
 };
 

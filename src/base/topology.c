@@ -177,6 +177,22 @@ int topology_threads(const struct topology *t)
     return paid > 0 && paid < t->n_core ? paid : t->n_core;
 }
 
+size_t topology_last_cache(const struct topology *t)
+{
+    size_t least = 0;
+    for (int i = 0; t->hwloc && i < t->n_core; i++) {
+        hwloc_obj_t o = hwloc_get_pu_obj_by_os_index(t->hwloc, (unsigned)t->core[i].cpu);
+        size_t bytes = 0; /* of the outermost cache around this core */
+        for (; o; o = o->parent)
+            if (hwloc_obj_type_is_dcache(o->type))
+                bytes = o->attr->cache.size;
+        if (bytes == 0)
+            return 0;
+        least = least == 0 || bytes < least ? bytes : least;
+    }
+    return least;
+}
+
 bool topology_interleave(const struct topology *t, void *data, size_t bytes)
 {
     if (!t->hwloc || !t->real || t->n_node < 2 || bytes == 0)

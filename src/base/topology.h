@@ -32,6 +32,9 @@ void topology_close(struct topology *t);
 /* One thread for each core, no more than the control group pays for. */
 int topology_threads(const struct topology *t);
 
+/* Bytes of the last cache in front of memory that a core of ours shares, the smallest; 0: not known. */
+size_t topology_last_cache(const struct topology *t);
+
 /* Pages of [data, data + bytes) come from all nodes in turn as they are first touched. Best effort: false
  * where there is one node, or the kernel refused. */
 bool topology_interleave(const struct topology *t, void *data, size_t bytes);

@@ -14,6 +14,7 @@ void checkkern_make_weight(struct arena *arena, uint64_t *seed, enum weight_type
 {
     size_t row_bytes = weight_row_bytes(type, k), bytes = (size_t)n * row_bytes;
     *w = (struct weight){.type = type, .n = n, .k = k, .global_scale = 0.5f + 0.4f * checkkern_float(seed)};
+    w->near = checkkern_random(seed) & 1; /* where it lies changes no bit */
     w->data = arena_alloc(arena, weight_data_bytes(type, n, k), 1);
     uint8_t *rows = arena_alloc(arena, bytes, 1), *scales = NULL;
     for (size_t i = 0; i < (size_t)n * (size_t)k; i++) {

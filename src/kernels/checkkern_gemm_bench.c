@@ -118,7 +118,7 @@ static void bench_shape(const struct checkkern_env *env, struct checkkern_bench 
     bool i8 = mode == COMPUTE_INT8 && type == WEIGHT_NVFP4;
     bool f32 = mode == COMPUTE_STRICT || type == WEIGHT_F16 || type == WEIGHT_F32;
     enum checkkern_unit unit = i8 ? CHECKKERN_I8 : f32 ? CHECKKERN_F32 : CHECKKERN_BF16;
-    if (unit == CHECKKERN_BF16 && gemm_table_for(env->level)->block[type])
+    if (unit == CHECKKERN_BF16 && gemm_table_for(env->level)->block[type][GEMM_BF16].fn)
         unit = CHECKKERN_TILE;
     for (size_t r = 0; r < COUNT_OF(rows); r++) {
         int m = rows[r], n_call = m <= 8 ? CALL_EXPERTS : m <= 32 ? 2 : 1;

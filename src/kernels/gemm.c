@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "fp4/fp4.h"
+#include "kernels/gemm_rows.h"
 #include "kernels/gemm_tile.h"
 #include "kernels/weight_layout.h"
 
@@ -134,6 +135,7 @@ struct run {
     const struct gemm_table *table;
     enum compute mode;
     const struct gemm_job *job;
+    const bool *ready; /* (jobs) rows are as blocks want them */
     const struct item *item;
     uint8_t *scratch; /* (workers, scratch_bytes), for blocks */
     size_t scratch_bytes;
@@ -161,7 +163,8 @@ struct pass {
     const struct gemm_job *job;
     gemm_tile_fn *fn;
     const struct item *item;
-    int first_row; /* of the tile in the job */
+    float unit;    /* of the sums, besides the weights' global scale */
+    int first_row; /* of the tile in the job                         */
 };
 
 /* Sums (n_row, WEIGHT_PANEL) of one panel, and of its partner where gated, to y. */
@@ -171,8 +174,8 @@ static void finish_panel(const struct pass *s, int n_row, int panel, const float
     int col = panel * WEIGHT_PANEL;
     struct gemm_finish f = {.sum = sum,
                             .sum_up = sum_up,
-                            .scale = j->w->global_scale,
-                            .scale_up = j->up ? j->up->global_scale : 0.0f,
+                            .scale = s->unit * j->w->global_scale,
+                            .scale_up = j->up ? s->unit * j->up->global_scale : 0.0f,
                             .bias = j->bias ? j->bias + col : NULL,
                             .y = j->y + (size_t)s->first_row * (size_t)j->ldy + col,
                             .n_row = n_row,
@@ -240,62 +243,71 @@ static void run_panels(const struct pass *s, struct gemm_tile *t, float *sum, bo
     }
 }
 
-/* The kernel that takes this job in blocks, or NULL. */
-static gemm_block_fn *block_for(const struct gemm_table *table, enum compute mode, const struct gemm_job *j)
+/* Scratch of one worker: decoded panels, then rows of bf16 that it copies. */
+static size_t block_scratch(const struct run *r, int job)
 {
-    bool fits = gemm_form_for(table, j->w->type, mode) == GEMM_BF16;
-    return fits ? table->block[j->w->type] : NULL;
-}
-
-/* Elements of a row of x that a block reads. */
-static size_t block_row(const struct gemm_job *j)
-{
-    return ((size_t)j->w->k + 31) / 32 * 32;
-}
-
-/* Scratch of one worker: decoded panels, then gathered rows. */
-static size_t block_scratch(const struct gemm_job *j)
-{
+    const struct gemm_job *j = &r->job[job];
+    const struct gemm_blocks *block = gemm_blocks_for(r->table, r->mode, j);
+    enum gemm_form form = gemm_form_for(r->table, j->w->type, r->mode);
+    if (!block)
+        return 0;
     size_t n_row = (size_t)(j->m < GEMM_BLOCK_ROW ? j->m : GEMM_BLOCK_ROW);
-    size_t gathered = j->row ? n_row * (size_t)j->x->k_pad * sizeof(uint16_t) : 0;
-    return gemm_block_decode_bytes(j->w->k) + (gathered + 63) / 64 * 64;
+    bool copied = form == GEMM_BF16 && !r->ready[job] && (j->row || block->copy);
+    size_t bytes = copied ? n_row * (size_t)j->x->k_pad * sizeof(uint16_t) : 0;
+    return gemm_block_decode_bytes(form) + (bytes + 63) / 64 * 64;
 }
 
-/* Rows first .. first + n_row - 1 of the job, one k_pad after another: in place where they lie so. */
-static void set_block_rows(struct gemm_block *b, const struct gemm_job *j, int first, uint16_t *gather)
+/* Rows first .. first + n_row - 1 of the job, one k_pad after another: in place where they lie so and go as
+ * they are. */
+static void set_block_rows(struct gemm_block *b, const struct gemm_blocks *block, const struct gemm_job *j,
+                           bool ready, int first, uint16_t *copies)
 {
-    size_t at, stride = (size_t)j->x->k_pad;
-    bool in_place = true;
+    bool in_place = ready || !block->copy;
     for (int i = 1; j->row && i < b->n_row; i++)
         in_place &= j->row[first + i] == j->row[first] + i;
-    const struct operand *x = job_row(j, first, &at);
-    b->x = in_place ? x->bf16 + at : gather;
-    b->x_stride = stride;
-    for (int i = 0; !in_place && i < b->n_row; i++) {
-        x = job_row(j, first + i, &at);
-        memcpy(gather + (size_t)i * stride, x->bf16 + at, block_row(j) * sizeof(*gather));
+    b->x = in_place ? j->x->bf16 + gemm_job_row(j, first) : copies;
+    b->x_stride = (size_t)j->x->k_pad;
+    for (int i = 0; !in_place && i < b->n_row; i++)
+        gemm_copy_row(block, j, first + i, copies + (size_t)i * b->x_stride);
+}
+
+/* The same rows of floats, wherever they lie. */
+static void point_block_rows(const struct gemm_block *b, const struct gemm_job *j, int first,
+                             const float **row)
+{
+    for (int i = 0; i < b->n_row; i++) {
+        size_t at;
+        const struct operand *x = job_row(j, first + i, &at);
+        row[i] = x->f32 + at;
     }
 }
 
 /* Gate with up, or neighbours, against up to GEMM_BLOCK_ROW rows at a time. */
-static void run_blocks(const struct run *r, const struct item *it, gemm_block_fn *fn, uint8_t *scratch)
+static void run_blocks(const struct run *r, const struct item *it, const struct gemm_blocks *block,
+                       uint8_t *scratch)
 {
     const struct gemm_job *j = &r->job[it->job];
     size_t bytes = weight_panel_bytes(j->w);
     _Alignas(64) float sum[2 * BLOCK_SUMS];
-    struct pass pass = {.table = r->table, .job = j, .item = it};
-    struct gemm_block b = {.k = j->w->k, .decode = scratch, .sum = sum};
-    uint16_t *gather = (uint16_t *)(void *)(scratch + gemm_block_decode_bytes(b.k));
+    struct pass pass = {.table = r->table, .job = j, .item = it, .unit = block->unit};
+    const float *row[GEMM_BLOCK_ROW];
+    struct gemm_block b = {.k = j->w->k, .decode = scratch, .sum = sum, .row = row};
+    b.next = j->up ? bytes : 2 * bytes;
+    enum gemm_form form = gemm_form_for(r->table, j->w->type, r->mode);
+    uint16_t *copies = (uint16_t *)(void *)(scratch + gemm_block_decode_bytes(form));
     int end = it->panel + it->n_panel;
     for (; pass.first_row < j->m; pass.first_row += b.n_row) {
         int left = j->m - pass.first_row;
         b.n_row = left < GEMM_BLOCK_ROW ? left : GEMM_BLOCK_ROW;
-        set_block_rows(&b, j, pass.first_row, gather);
+        if (form == GEMM_BF16)
+            set_block_rows(&b, block, j, r->ready[it->job], pass.first_row, copies);
+        else
+            point_block_rows(&b, j, pass.first_row, row);
         for (int p = it->panel, done; p < end; p += done) {
             b.panel[0] = j->w->data + (size_t)p * bytes;
             b.n_panel = j->up || p + 1 < end ? 2 : 1;
             b.panel[1] = j->up ? j->up->data + (size_t)p * bytes : b.panel[0] + bytes;
-            fn(&b);
+            block->fn(&b);
             done = j->up ? 1 : b.n_panel;
             for (int i = 0; i < done; i++)
                 finish_panel(&pass, b.n_row, p + i, sum + (size_t)i * BLOCK_SUMS, sum + BLOCK_SUMS);
@@ -317,8 +329,9 @@ static void run_tiles(const struct run *r, const struct item *it)
     enum gemm_form form = gemm_form_for(r->table, type, r->mode);
     const int *max_row = r->table->max_row[type][form];
     _Alignas(64) float sum[2 * PANEL_RUN * PANEL_SUMS];
-    struct pass pass = {.table = r->table, .job = j, .fn = r->table->tile[type][form], .item = it};
-    struct gemm_tile t = {.k = j->w->k, .n_panel = 1};
+    struct pass pass = {
+        .table = r->table, .job = j, .fn = r->table->tile[type][form], .item = it, .unit = 1.0f};
+    struct gemm_tile t = {.k = j->w->k, .n_panel = 1, .near = j->w->near};
 
     /* Few rows: one pass that reads each panel once. Two panels at a time decode faster, and share the loads
      * of x; but neighbours of NVFP4 are short streams side by side, which the caches prefetch badly (half the
@@ -343,7 +356,7 @@ static void run_item(void *arg, int item, int worker)
 {
     const struct run *r = arg;
     const struct item *it = &r->item[item];
-    gemm_block_fn *block = block_for(r->table, r->mode, &r->job[it->job]);
+    const struct gemm_blocks *block = gemm_blocks_for(r->table, r->mode, &r->job[it->job]);
     if (block)
         run_blocks(r, it, block, r->scratch + (size_t)worker * r->scratch_bytes);
     else
@@ -395,7 +408,8 @@ static struct item *cut_items(struct arena *scratch, const struct run *r, int n_
     for (int i = 0; i < n_job; i++) {
         const struct gemm_job *j = &r->job[i];
         struct panel_cost panel = cost_of_panel(j);
-        size_t bytes = j->m > WEIGHT_PANEL && block_for(r->table, r->mode, j) ? BLOCK_BYTES : ITEM_BYTES;
+        size_t bytes =
+            j->m > WEIGHT_PANEL && gemm_blocks_for(r->table, r->mode, j) ? BLOCK_BYTES : ITEM_BYTES;
         int n_panel = j->m ? weight_n_panel(j->w) : 0;
         for (int p = 0; p < n_panel; p += item[n++].n_panel) {
             int here = panels_of_item(panel, bytes, left, workers);
@@ -414,17 +428,21 @@ void gemm_run_with(const struct gemm_table *table, struct pool *pool, struct are
     if (n_job <= 0)
         return;
     struct run r = {.table = table, .mode = mode, .job = job};
-    for (int i = 0; i < n_job; i++) {
+    for (int i = 0; i < n_job; i++)
         check_job(&job[i]);
-        size_t needed = block_for(table, mode, &job[i]) ? block_scratch(&job[i]) : 0;
-        r.scratch_bytes = needed > r.scratch_bytes ? needed : r.scratch_bytes;
-    }
     int n_item;
     r.item = cut_items(scratch, &r, n_job, pool_size(pool), &n_item);
-    if (r.scratch_bytes)
-        r.scratch = arena_alloc(scratch, (size_t)pool_size(pool), r.scratch_bytes);
     if (mode == COMPUTE_W4A4)
         r.job = round_trip_jobs(pool, scratch, job, n_job);
+    bool *ready = arena_alloc(scratch, (size_t)n_job, sizeof(*ready));
+    r.job = gemm_line_up(table, pool, scratch, mode, r.job, n_job, ready);
+    r.ready = ready;
+    for (int i = 0; i < n_job; i++) {
+        size_t needed = block_scratch(&r, i);
+        r.scratch_bytes = needed > r.scratch_bytes ? needed : r.scratch_bytes;
+    }
+    if (r.scratch_bytes)
+        r.scratch = arena_alloc(scratch, (size_t)pool_size(pool), r.scratch_bytes);
     pool_run(pool, n_item, run_item, &r);
 }
 

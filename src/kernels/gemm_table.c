@@ -15,9 +15,18 @@ static void fill(struct gemm_table *t, enum cpu_level level)
         t->max_row[WEIGHT_##type][GEMM_##form][2] = (two);                    \
         static_assert((one) <= GEMM_TILE_ROW && (two) <= GEMM_TILE_ROW, #fn); \
     }
-#define GEMM_BLOCK(min, type, fn)       \
-    if (level >= CPU_##min) {           \
-        t->block[WEIGHT_##type] = (fn); \
+#define GEMM_BLOCK(min, type, form, fn, least)                                                  \
+    if (level >= CPU_##min) {                                                                   \
+        t->block[WEIGHT_##type][GEMM_##form] = (struct gemm_blocks){(fn), (least), NULL, 1.0f}; \
+    }
+#define GEMM_BLOCK_COPY(min, type, form, copy_fn, of_sums)     \
+    if (level >= CPU_##min) {                                  \
+        t->block[WEIGHT_##type][GEMM_##form].copy = (copy_fn); \
+        t->block[WEIGHT_##type][GEMM_##form].unit = (of_sums); \
+    }
+#define GEMM_NO_BLOCK(min, type, form)                                  \
+    if (level >= CPU_##min) {                                           \
+        t->block[WEIGHT_##type][GEMM_##form] = (struct gemm_blocks){0}; \
     }
 #define GEMM_FINISH(min, fn)  \
     if (level >= CPU_##min) { \
@@ -30,6 +39,8 @@ static void fill(struct gemm_table *t, enum cpu_level level)
 #include "kernels/gemm_kernels.def"
 #undef GEMM_TILE
 #undef GEMM_BLOCK
+#undef GEMM_BLOCK_COPY
+#undef GEMM_NO_BLOCK
 #undef GEMM_FINISH
 #undef GEMM_ROW
 }

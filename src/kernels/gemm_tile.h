@@ -18,6 +18,7 @@ enum gemm_form { GEMM_F32, GEMM_BF16, GEMM_I8, GEMM_FORM_COUNT }; /* of x */
 struct gemm_tile {
     const uint8_t *panel[2]; /* second: gate's partner, or the next panel         */
     int n_panel;             /* 1 or 2                                            */
+    bool near;               /* the panels lie in the last cache, not in memory   */
     int k;
     int n_row;                                     /* 1 .. max_row of the table                         */
     const void *x[GEMM_TILE_ROW];                  /* rows in the form of the kernel      */
@@ -27,26 +28,42 @@ struct gemm_tile {
 };
 typedef void gemm_tile_fn(const struct gemm_tile *t);
 
-/* A level with a matrix unit takes one or two panels against many rows of x at once instead, and decodes each
- * panel once for all of them. Its products of even and of odd k are summed apart within a group of 16 (NVFP4)
- * or 32 (BF16). */
+/* Where decoding costs more than a few rows can hide, one or two panels go against many rows of x at once
+ * instead, and each panel is decoded once for all of them. With a matrix unit weights are multiplied by
+ * their block scales first, which is exact in bf16, and products of even and of odd k are summed apart within
+ * each 32 k, for any number of rows. */
 #define GEMM_BLOCK_ROW 256 /* at most, of x */
 
 struct gemm_block {
     const uint8_t *panel[2]; /* as in a tile                                            */
+    size_t next;             /* bytes from each to the panel that comes after it        */
     int n_panel, k;
-    const uint16_t *x; /* (n_row, x_stride) bf16, zero from k on up to a multiple of 32 */
+    const uint16_t *x; /* BF16: (n_row, x_stride), zero from k on up to a multiple of 32      */
     size_t x_stride;
-    int n_row;       /* 1 .. GEMM_BLOCK_ROW                                                   */
-    uint8_t *decode; /* of the caller's: gemm_block_decode_bytes, 64-byte aligned             */
-    float *sum;      /* (n_panel, GEMM_BLOCK_ROW, WEIGHT_PANEL), 64-byte aligned              */
+    const float *const *row; /* F32: (n_row) rows                                             */
+    int n_row;               /* 1 .. GEMM_BLOCK_ROW                                           */
+    uint8_t *decode;         /* of the caller's: gemm_block_decode_bytes, 64-byte aligned             */
+    float *sum;              /* (n_panel, GEMM_BLOCK_ROW, WEIGHT_PANEL), 64-byte aligned              */
 };
 typedef void gemm_block_fn(const struct gemm_block *b);
 
-/* A few decoded groups, or as many rows of floats as do without the matrix unit. */
-static inline size_t gemm_block_decode_bytes(int k)
+/* One row of bf16 as a block wants it; n: a multiple of 32. */
+typedef void gemm_copy_fn(uint16_t *to, const uint16_t *x, int n);
+
+/* Blocks of one weight type and form of x, in place of tiles from least_row rows on. */
+struct gemm_blocks {
+    gemm_block_fn *fn; /* NULL: none                                                 */
+    int least_row;
+    gemm_copy_fn *copy; /* NULL: rows of bf16 go as they are                          */
+    float unit;         /* of its sums, a power of two                                */
+};
+
+/* Of BF16: two blocks of 64 k of both panels, expanded. Of F32: a stretch of K, and unfinished sums. */
+#define GEMM_BLOCK_BF16_BYTES (8 * 1024)
+#define GEMM_BLOCK_F32_BYTES  (50 * 1024)
+static inline size_t gemm_block_decode_bytes(enum gemm_form form)
 {
-    return ((size_t)k * 4 * sizeof(float) + 63) / 64 * 64 + 4096;
+    return form == GEMM_F32 ? GEMM_BLOCK_F32_BYTES : GEMM_BLOCK_BF16_BYTES;
 }
 
 /* From raw sums to y: one panel of a tile or block. */
@@ -84,8 +101,8 @@ typedef void gemm_row_fn(const struct gemm_row *r);
 struct gemm_table {
     /* NULL: this level has no such form; a mode then takes the next one of gemm_form_for. */
     gemm_tile_fn *tile[WEIGHT_TYPE_COUNT][GEMM_FORM_COUNT];
-    int max_row[WEIGHT_TYPE_COUNT][GEMM_FORM_COUNT][3]; /* [..][n_panel] rows a tile     */
-    gemm_block_fn *block[WEIGHT_TYPE_COUNT];            /* NULL, or in place of the tiles of GEMM_BF16 */
+    int max_row[WEIGHT_TYPE_COUNT][GEMM_FORM_COUNT][3];           /* [..][n_panel] rows a tile     */
+    struct gemm_blocks block[WEIGHT_TYPE_COUNT][GEMM_FORM_COUNT]; /* of F32 and BF16 */
     gemm_finish_fn *finish;
     gemm_row_fn *row;
 };

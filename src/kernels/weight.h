@@ -8,6 +8,7 @@
 #ifndef NYB_KERNELS_WEIGHT_H
 #define NYB_KERNELS_WEIGHT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,6 +22,7 @@ struct weight {
     uint8_t *data;      /* packed elements, 64-byte aligned, weight_data_bytes()   */
     float global_scale; /* multiplies every output; kept per matrix to the end     */
     float input_scale;  /* of the checkpoint, for w4a4; 0: none                    */
+    bool near;          /* with the rest of its model it stays in the last cache   */
 };
 
 const char *weight_type_name(enum weight_type t);

@@ -1,6 +1,6 @@
-/* The walk over matrix tiles, run on an emulator of the tile instructions: what it loads, in which order it
- * sums, and that no output depends on the other rows. Where there is a matrix unit, its bits are compared
- * with the emulator's. */
+/* The walk over matrix tiles, run on an emulator of the tile instructions and of the vector work beside them:
+ * what it loads, in which order it sums, and that no output depends on the other rows. Where there is a
+ * matrix unit, its bits are compared with the emulator's. */
 #include <math.h>
 
 #include "test.h"
@@ -84,8 +84,36 @@ static void emulate_dpbf16(int c, int a, int b)
 #define TILE_LOAD(n, from, stride) emulate_load(n, from, stride)
 #define TILE_STORE(n, to, stride)  emulate_store(n, to, stride)
 #define TILE_DPBF16(c, a, b)       emulate_dpbf16(c, a, b)
+#define EXPAND                     emulate_fold_in
 #include "kernels/cpu/block_bf16_amx.h"
-#include "kernels/cpu/block_nvfp4_amx.h"
+#include "kernels/cpu/nvfp4_fold.h"
+#include "kernels/weight_layout.h"
+
+/* gemm_nvfp4_fold_in, element by element. */
+static void emulate_fold_in(const uint8_t *block, int n_group, uint8_t *line, const uint8_t *ahead)
+{
+    (void)ahead;
+    for (int g = 0; g < n_group; g++)
+        for (int row = 0; row < WEIGHT_PANEL; row++)
+            for (int k = 0; k < FP4_GROUP; k++) {
+                static const int nibble_of_k[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+                int nibble = nibble_of_k[k % 8];
+                uint8_t byte = block[nvfp4_codes_at(g) + (size_t)(64 * (k / 8) + 4 * row + nibble / 2)];
+                float w = fp4_e2m1_value[byte >> (nibble % 2 * 4) & 15] *
+                          fp4_e4m3_value[block[nvfp4_scale_at(g) + (size_t)row]] * 0x1p-108f;
+                uint16_t bits = bf16_from_float(w);
+                assert_true(bf16_to_float(bits) == w); /* folding is exact */
+                memcpy(line + 512 * g + 64 * (k / 2) + 4 * row + 2 * (k % 2), &bits, sizeof(bits));
+            }
+}
+
+/* gemm_nvfp4_raise. */
+static void emulate_raise(uint16_t *to, const uint16_t *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        to[i] = bf16_from_float(flush(bf16_to_float(x[i])) * 0x1p64f);
+}
+#include "kernels/cpu/block_folded_amx.h"
 
 /* ---- cases ------------------------------------------------------------------------------------- */
 
@@ -96,7 +124,8 @@ struct block_case {
     struct weight w;
     struct gemm_block b;
     uint8_t *decode;
-    uint16_t *x; /* (MAX_ROWS, x_stride) */
+    uint16_t *x;      /* (MAX_ROWS, x_stride) */
+    uint16_t *raised; /* the same as blocks of NVFP4 want it */
     float *sum;
 };
 
@@ -129,13 +158,15 @@ static void make_case(struct block_case *c, uint64_t *seed, enum weight_type typ
     c->x = aligned(MAX_ROWS * stride * sizeof(*c->x));
     for (size_t i = 0; i < MAX_ROWS * stride; i++)
         c->x[i] = i % stride < (size_t)k ? bf16_from_float(test_random_float(seed)) : 0;
-    c->decode = aligned(gemm_block_decode_bytes(k));
+    c->raised = aligned(MAX_ROWS * stride * sizeof(*c->raised));
+    emulate_raise(c->raised, c->x, (int)(MAX_ROWS * stride));
+    c->decode = aligned(gemm_block_decode_bytes(GEMM_BF16));
     c->sum = aligned(2 * (size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL * sizeof(*c->sum));
     size_t panel = weight_panel_bytes(&c->w);
     c->b = (struct gemm_block){.panel = {c->w.data, c->w.data + panel},
                                .n_panel = 2,
                                .k = k,
-                               .x = c->x,
+                               .x = type == WEIGHT_NVFP4 ? c->raised : c->x,
                                .x_stride = stride,
                                .decode = c->decode,
                                .sum = c->sum};
@@ -145,18 +176,19 @@ static void free_case(struct block_case *c)
 {
     free(c->w.data);
     free(c->x);
+    free(c->raised);
     free(c->decode);
     free(c->sum);
 }
 
 static void run_block(struct block_case *c, int first, int n_row)
 {
-    c->b.x = c->x + (size_t)first * c->b.x_stride;
+    c->b.x = (c->w.type == WEIGHT_NVFP4 ? c->raised : c->x) + (size_t)first * c->b.x_stride;
     c->b.n_row = n_row;
     for (int i = 0; i < 2 * GEMM_BLOCK_ROW * WEIGHT_PANEL; i++)
         c->sum[i] = POISON;
     if (c->w.type == WEIGHT_NVFP4)
-        block_nvfp4(&c->b);
+        block_folded(&c->b);
     else
         block_bf16(&c->b);
     assert_false(unit.configured);
@@ -168,52 +200,44 @@ static float sum_of(const struct block_case *c, int panel, int row, int i)
     return c->sum[(size_t)(panel * GEMM_BLOCK_ROW + row) * WEIGHT_PANEL + (size_t)i];
 }
 
-/* Values of one row of weights, and the scale of each 16 of them. */
-struct row_values {
-    float *w, *scale;
-};
-
-static void read_row(const struct block_case *c, int col, struct row_values *v)
+/* Values of one row of weights, block scales included. */
+static void read_row(const struct block_case *c, int col, float *w)
 {
     uint8_t *codes = aligned((size_t)c->w.k), *scales = aligned((size_t)c->w.k);
     if (c->w.type == WEIGHT_BF16) {
-        weight_row_to_float(&c->w, col, v->w);
+        weight_row_to_float(&c->w, col, w);
     } else {
         weight_read(&c->w, col, codes, scales);
         for (int k = 0; k < c->w.k; k++)
-            v->w[k] = fp4_e2m1_value[codes[k / 2] >> (k % 2 * 4) & 15];
-        for (int g = 0; g < c->w.k / FP4_GROUP; g++)
-            v->scale[g] = fp4_e4m3_value[scales[g]];
+            w[k] = fp4_e2m1_value[codes[k / 2] >> (k % 2 * 4) & 15] * fp4_e4m3_value[scales[k / FP4_GROUP]];
     }
     free(codes);
     free(scales);
 }
 
-/* Two chains of fma within `step` of K, their sum into the whole, through the block scale if there is one. */
-static float expected(const struct block_case *c, const struct row_values *v, const uint16_t *x)
+/* Two chains of fma within each 32 of K, their sum into the whole. */
+static float expected(const struct block_case *c, const float *w, const uint16_t *x)
 {
-    bool scaled = c->w.type == WEIGHT_NVFP4;
-    int step = scaled ? FP4_GROUP : TILE_K;
     float sum = 0.0f;
-    for (int k = 0; k < c->w.k; k += step) {
+    for (int k = 0; k < c->w.k; k += TILE_K) {
         float chain[2] = {0.0f, 0.0f};
-        for (int i = k; i < k + step && i < c->w.k; i++)
-            chain[i % 2] = fmaf(bf16_to_float(x[i]), v->w[i], chain[i % 2]);
-        float dot = chain[0] + chain[1];
-        sum = scaled ? fmaf(v->scale[k / FP4_GROUP], dot, sum) : sum + dot;
+        for (int i = k; i < k + TILE_K && i < c->w.k; i++)
+            chain[i % 2] = fmaf(bf16_to_float(x[i]), w[i], chain[i % 2]);
+        sum += chain[0] + chain[1];
     }
     return sum;
 }
 
 static void check_sums(const struct block_case *c, int first, int n_row)
 {
-    size_t bytes = (size_t)c->w.k * sizeof(float);
-    struct row_values v = {aligned(bytes), aligned(bytes)};
+    float *w = aligned((size_t)c->w.k * sizeof(*w)), unit_of_sums = 1.0f;
+    if (c->w.type == WEIGHT_NVFP4)
+        unit_of_sums = NVFP4_FOLD_UNIT;
     for (int col = 0; col < c->b.n_panel * WEIGHT_PANEL; col++) {
-        read_row(c, col, &v);
+        read_row(c, col, w);
         for (int row = 0; row < n_row; row++) {
-            float want = expected(c, &v, c->x + (size_t)(first + row) * c->b.x_stride);
-            float found = sum_of(c, col / WEIGHT_PANEL, row, col % WEIGHT_PANEL);
+            float want = expected(c, w, c->x + (size_t)(first + row) * c->b.x_stride);
+            float found = unit_of_sums * sum_of(c, col / WEIGHT_PANEL, row, col % WEIGHT_PANEL);
             if (memcmp(&found, &want, sizeof(want)))
                 fail_msg("k=%d rows %d..%d: sum[%d,%d] is %a, expected %a", c->w.k, first, first + n_row - 1,
                          row, col, (double)found, (double)want);
@@ -224,16 +248,13 @@ static void check_sums(const struct block_case *c, int first, int n_row)
         for (int row = panel < c->b.n_panel ? touched : 0; row < GEMM_BLOCK_ROW; row++)
             for (int i = 0; i < WEIGHT_PANEL; i++)
                 assert_true(sum_of(c, panel, row, i) == POISON);
-    free(v.w);
-    free(v.scale);
+    free(w);
 }
 
 static void check_type(enum weight_type type, int k_unit)
 {
     static const int n_row[] = {1, 2, 15, 16, 17, 31, 32, 33, 48, 50, 64, MAX_ROWS};
     uint64_t seed = 7;
-    if (cpu_level() < CPU_AVX512)
-        skip();
     for (int round = 0; round < 24; round++) {
         struct block_case c;
         make_case(&c, &seed, type, k_unit * (1 + (int)(test_random(&seed) % (uint64_t)(320 / k_unit))));
@@ -257,17 +278,23 @@ static void test_bf16(void **state)
     check_type(WEIGHT_BF16, 1);
 }
 
+static void never_called(const struct gemm_tile *t)
+{
+    (void)t;
+    fail_msg("a tile of few rows, where blocks take any number");
+}
+
 /* Through the grouped product: rows picked by index, more of them than a block has, gate with up. */
 static void test_grouped(void **state)
 {
     enum { M = GEMM_BLOCK_ROW + 37, N = 40, K = 48 };
     (void)state;
-    if (cpu_level() < CPU_AVX512)
-        skip();
     uint64_t seed = 5;
-    struct gemm_table table = *gemm_table_for(CPU_AVX512);
-    table.block[WEIGHT_NVFP4] = block_nvfp4;
-    table.block[WEIGHT_BF16] = block_bf16;
+    struct gemm_table table = *gemm_table_for(cpu_level() < CPU_AVX512 ? cpu_level() : CPU_AVX512);
+    table.tile[WEIGHT_NVFP4][GEMM_BF16] = table.tile[WEIGHT_BF16][GEMM_BF16] = never_called;
+    table.block[WEIGHT_NVFP4][GEMM_BF16] =
+        (struct gemm_blocks){block_folded, 1, emulate_raise, NVFP4_FOLD_UNIT};
+    table.block[WEIGHT_BF16][GEMM_BF16] = (struct gemm_blocks){block_bf16, 1, NULL, 1.0f};
     struct pool *pool;
     struct arena arena;
     assert_int_equal(pool_open(&pool, 1, NULL), NYB_OK); /* there is one emulated unit */
@@ -283,19 +310,23 @@ static void test_grouped(void **state)
             row[i] = round & 4 ? (i * 5 + 3) % M : i;
         struct operand op;
         gemm_prepare_with(&table, pool, &arena, COMPUTE_BF16, x, M, K, &op);
-        float *y[2];
-        for (int pass = 0; pass < 2; pass++) { /* all rows at once; each alone */
+        float *y[2], *again = arena_alloc(&arena, (size_t)M * N, sizeof(*again));
+        for (int pass = 0; pass < 2; pass++) { /* all rows at once, for two jobs; each alone */
             y[pass] = arena_alloc(&arena, (size_t)M * N, sizeof(**y));
             for (int i = 0; i < (pass ? M : 1); i++) {
-                struct gemm_job job = {.w = &c.w, .up = round & 2 ? &c.w : NULL, .x = &op, .ldy = N};
-                job.row = row + i;
-                job.m = pass ? 1 : M;
-                job.y = y[pass] + i * N;
-                gemm_run_with(&table, pool, &arena, COMPUTE_BF16, &job, 1);
+                struct gemm_job job[2] = {{.w = &c.w, .up = round & 2 ? &c.w : NULL, .x = &op, .ldy = N}};
+                job[0].row = row + i;
+                job[0].m = pass ? 1 : M;
+                job[0].y = y[pass] + i * N;
+                job[1] = job[0];
+                job[1].y = again;
+                gemm_run_with(&table, pool, &arena, COMPUTE_BF16, job, pass ? 1 : 2);
             }
         }
-        for (int i = 0; i < M; i++)
+        for (int i = 0; i < M; i++) {
             assert_memory_equal(y[0] + i * N, y[1] + i * N, (size_t)c.w.n * sizeof(**y));
+            assert_memory_equal(again + i * N, y[1] + i * N, (size_t)c.w.n * sizeof(**y));
+        }
         free_case(&c);
         arena_reset(&arena);
     }
@@ -318,7 +349,7 @@ static void test_hardware(void **state)
         c.b.n_row = 1 + (int)(test_random(&seed) % MAX_ROWS);
         for (int i = 0; i < 2 * GEMM_BLOCK_ROW * WEIGHT_PANEL; i++)
             c.sum[i] = POISON;
-        table->block[type](&c.b);
+        table->block[type][GEMM_BF16].fn(&c.b);
         check_sums(&c, 0, c.b.n_row);
         free_case(&c);
     }

@@ -149,6 +149,20 @@ static void test_topology_of_this_machine(void **state)
     topology_close(t);
 }
 
+static void test_topology_knows_the_last_cache(void **state)
+{
+    (void)state;
+    struct topology *t = synthetic("package:2 l3:2(size=16777216) l2:4(size=524288) core:1 pu:2");
+    assert_int_equal(topology_last_cache(t), 16777216);
+    topology_close(t);
+    t = synthetic("package:1 l2:4(size=1048576) core:1 pu:1");
+    assert_int_equal(topology_last_cache(t), 1048576);
+    topology_close(t);
+    t = synthetic("package:1 core:4 pu:1");
+    assert_int_equal(topology_last_cache(t), 0);
+    topology_close(t);
+}
+
 static void test_pool_on_a_synthetic_machine_is_not_pinned(void **state)
 {
     (void)state;
@@ -208,6 +222,7 @@ int main(void)
         cmocka_unit_test(test_topology_gives_one_thread_a_core),
         cmocka_unit_test(test_topology_takes_caches_in_turn),
         cmocka_unit_test(test_topology_of_this_machine),
+        cmocka_unit_test(test_topology_knows_the_last_cache),
         cmocka_unit_test(test_pool_on_a_synthetic_machine_is_not_pinned),
         cmocka_unit_test(test_pool_use_limits_who_takes_part),
     };

@@ -20,7 +20,7 @@ struct tile_feed {
     const uint8_t *base[2];
     int n_whole;
     const uint8_t *tail[2];
-    size_t ahead; /* bytes that the walk asks for ahead */
+    size_t ahead; /* bytes that the walk asks for ahead, or 0 where they are in the first cache */
 };
 
 INLINE const uint8_t *tile_at(const struct tile_feed *f, int p, int h)
@@ -46,7 +46,7 @@ INLINE void multiply(const struct tile_feed *f, const int H, const int P, const 
     const uint16_t *a = x + (size_t)h * TILE_K;
     const size_t line = TILE_LINE;
     const uint8_t *b0 = tile_at(f, 0, h), *b1 = tile_at(f, P - 1, h);
-    for (int i = 0; i < TILE_ROW; i++) {
+    for (int i = 0; f->ahead && i < TILE_ROW; i++) {
         __builtin_prefetch(b0 + f->ahead + i * TILE_LINE);
         if (P == 2)
             __builtin_prefetch(b1 + f->ahead + i * TILE_LINE);
@@ -68,13 +68,8 @@ INLINE void multiply(const struct tile_feed *f, const int H, const int P, const 
     }
 }
 
-/* Up to 16 H rows from `first` on. */
-INLINE void walk(const struct gemm_block *b, const struct tile_feed *f, int first, const int H, const int P)
+INLINE void walk_open(const int H, const int P)
 {
-    const int n_tile = (b->k + TILE_K - 1) / TILE_K;
-    const size_t stride = b->x_stride * sizeof(*b->x), line = TILE_LINE;
-    const uint16_t *x = b->x + (size_t)first * b->x_stride;
-    float *sum = b->sum + (size_t)first * WEIGHT_PANEL;
     TILE_ZERO(0);
     if (P == 2)
         TILE_ZERO(1);
@@ -82,8 +77,11 @@ INLINE void walk(const struct gemm_block *b, const struct tile_feed *f, int firs
         TILE_ZERO(2);
     if (H == 2 && P == 2)
         TILE_ZERO(3);
-    for (int h = 0; h < n_tile; h++)
-        multiply(f, H, P, x, stride, h);
+}
+
+INLINE void walk_close(float *sum, const int H, const int P)
+{
+    const size_t line = TILE_LINE;
     TILE_STORE(0, sum, line);
     if (P == 2)
         TILE_STORE(1, sum + GEMM_BLOCK_ROW * WEIGHT_PANEL, line);
@@ -93,12 +91,24 @@ INLINE void walk(const struct gemm_block *b, const struct tile_feed *f, int firs
         TILE_STORE(3, sum + (GEMM_BLOCK_ROW + TILE_ROW) * WEIGHT_PANEL, line);
 }
 
-/* All rows, 32 at a time; `next` feeds all but the first. */
-static inline void walk_rows(const struct gemm_block *b, const struct tile_feed *f,
-                             const struct tile_feed *next)
+/* Up to 16 H rows from `first` on. */
+INLINE void walk(const struct gemm_block *b, const struct tile_feed *f, int first, const int H, const int P)
 {
-    int configured = 0;
-    for (int first = 0, n; first < b->n_row; first += n, f = next) {
+    const int n_tile = (b->k + TILE_K - 1) / TILE_K;
+    const size_t stride = b->x_stride * sizeof(*b->x);
+    const uint16_t *x = b->x + (size_t)first * b->x_stride;
+    walk_open(H, P);
+    for (int h = 0; h < n_tile; h++)
+        multiply(f, H, P, x, stride, h);
+    walk_close(b->sum + (size_t)first * WEIGHT_PANEL, H, P);
+}
+
+/* The rows from `first` on, 32 at a time; `next` feeds all but these first ones. The unit is configured for
+ * blocks of `configured` rows, or not at all (0); afterwards it is not. */
+static inline void walk_rows(const struct gemm_block *b, const struct tile_feed *f,
+                             const struct tile_feed *next, int first, int configured)
+{
+    for (int n; first < b->n_row; first += n, f = next) {
         n = b->n_row - first < 2 * TILE_ROW ? b->n_row - first : 2 * TILE_ROW;
         if (n != configured) {
             struct tile_config config;
@@ -132,7 +142,7 @@ static inline void block_bf16(const struct gemm_block *b)
     struct tile_feed first = next;
     first.ahead = PREFETCH_AHEAD;
     next.ahead = 2 * TILE_BYTES; /* from the second cache by then */
-    walk_rows(b, &first, &next);
+    walk_rows(b, &first, &next, 0, 0);
 }
 
 #endif

@@ -93,7 +93,10 @@ INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T, const
         __m512i w[2][2];
         UNROLL
         for (int p = 0; p < P; p++) {
-            if (type != WEIGHT_BF16) /* so little is done here that the window itself runs ahead */
+            /* From memory, BF16 leaves so much room that the window itself runs ahead, and asking takes
+             * buffers that the memory's own prefetcher needs; lines of the last cache come no other way in
+             * time. */
+            if (type != WEIGHT_BF16 || t->near)
                 _mm_prefetch((const char *)unit[p] + PREFETCH_AHEAD, _MM_HINT_T0);
             unit_to_pairs(type, unit[p], &table, w[p]);
             unit[p] += unit_bytes(type);

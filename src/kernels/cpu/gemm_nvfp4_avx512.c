@@ -88,15 +88,16 @@ INLINE int bf16_groups(const int P, const int T)
     return T == 1 ? 4 / P : T == 2 ? 2 : 1;
 }
 
-/* One row leaves the memory's own prefetcher in peace: asking for lines then costs more than it brings. */
-INLINE void ask_ahead(const int T, const uint8_t *codes)
+/* One row from memory leaves the memory's own prefetcher in peace: asking for lines then costs more than it
+ * brings. */
+INLINE void ask_ahead(const int T, bool near, const uint8_t *codes)
 {
-    if (T > 1)
+    if (T > 1 || near)
         _mm_prefetch((const char *)codes + PREFETCH_AHEAD, _MM_HINT_T0);
 }
 
 /* dot (G, P, T) += the pairs of G groups from number q of a block on. x_at: byte of the first one's x. */
-INLINE void bf16_dots(const int P, const int T, const int G, const uint8_t *const *block, int q,
+INLINE void bf16_dots(const int P, const int T, const int G, bool near, const uint8_t *const *block, int q,
                       const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *dot)
 {
     UNROLL
@@ -105,7 +106,7 @@ INLINE void bf16_dots(const int P, const int T, const int G, const uint8_t *cons
         UNROLL
         for (int i = 0; i < G * P; i++) {
             const uint8_t *codes = block[i % P] + 64 + NVFP4_GROUP_BYTES * (q + i / P) + 64 * z;
-            ask_ahead(T, codes);
+            ask_ahead(T, near, codes);
             c[i] = load_codes(codes);
         }
         UNROLL
@@ -130,14 +131,14 @@ INLINE void bf16_dots(const int P, const int T, const int G, const uint8_t *cons
 }
 
 /* G groups from number q of a block on: their dot products, then sum += scale * dot, in the order of K. */
-INLINE void bf16_groups_at(const int P, const int T, const int G, const uint8_t *const *block, int q,
-                           const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *sum)
+INLINE void bf16_groups_at(const int P, const int T, const int G, bool near, const uint8_t *const *block,
+                           int q, const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *sum)
 {
     __m512 dot[MAX_SUM];
     UNROLL
     for (int i = 0; i < G * P * T; i++)
         dot[i] = _mm512_setzero_ps();
-    bf16_dots(P, T, G, block, q, x, x_at, lut, dot);
+    bf16_dots(P, T, G, near, block, q, x, x_at, lut, dot);
     UNROLL
     for (int e = 0; e < G; e++) {
         const uint8_t *scale[2] = {block[0] + WEIGHT_PANEL * (q + e), block[P - 1] + WEIGHT_PANEL * (q + e)};
@@ -161,12 +162,12 @@ INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T)
     int g = 0;
     for (; g + 4 <= n_group; g += 4) {
         for (int q = 0; q < 4; q += G)
-            bf16_groups_at(P, T, G, block, q, x, (size_t)(g + q) * 32, lut, sum);
+            bf16_groups_at(P, T, G, t->near, block, q, x, (size_t)(g + q) * 32, lut, sum);
         block[0] += NVFP4_BLOCK_BYTES;
         block[1] += NVFP4_BLOCK_BYTES;
     }
     for (int q = 0; g + q < n_group; q++)
-        bf16_groups_at(P, T, 1, block, q, x, (size_t)(g + q) * 32, lut, sum);
+        bf16_groups_at(P, T, 1, t->near, block, q, x, (size_t)(g + q) * 32, lut, sum);
     store_sums(t, P, T, sum, NVFP4_SCALE_UNIT);
 }
 

@@ -1,4 +1,4 @@
-/* RMSNorm, with the residual addition that goes before it. */
+/* RMSNorm, with the sum of ranks' parts and the residual addition that go before it. */
 #include "kernels/ops.h"
 #include "kernels/row.h"
 
@@ -8,13 +8,18 @@ static void run_rows(void *arg, int begin, int end, int worker)
     const struct norm_args *a = arg;
     size_t n = (size_t)a->n;
     for (size_t t = (size_t)begin; t < (size_t)end; t++) {
-        const float *x = a->x + t * n;
-        if (a->part) {
-            row_sum(a->y + t * n, a->part, a->n_part, t * n, n);
-            x = a->y + t * n;
+        float *y = a->y + t * n, *residual = a->residual ? a->residual + t * n : NULL;
+        if (a->part && residual) {
+            float squares = row_add_square_sum(residual, a->part, a->n_part, t * n, n);
+            /* the other ranks' next row comes from memory: hide some of that */
+            row_scale(y, residual, a->weight, squares, n, a->eps, a->part,
+                      t + 1 < (size_t)end ? a->n_part : 0, (t + 1) * n);
+        } else if (a->part) {
+            row_sum(y, a->part, a->n_part, t * n, n);
+            row_norm(y, y, NULL, a->weight, n, a->eps);
+        } else {
+            row_norm(y, a->x + t * n, residual, a->weight, n, a->eps);
         }
-        float *residual = a->residual ? a->residual + t * n : NULL;
-        row_norm(a->y + t * n, x, residual, a->weight, n, a->eps);
     }
 }
 

@@ -1,0 +1,93 @@
+#include "kernels/gemm_rows.h"
+
+#include <string.h>
+
+#define FEW_ROWS 16 /* so many are copied by each item rather than by a run of the pool of their own */
+#define GRAIN    16 /* rows that make a ticket worth drawing */
+
+const struct gemm_blocks *gemm_blocks_for(const struct gemm_table *table, enum compute mode,
+                                          const struct gemm_job *j)
+{
+    const struct gemm_blocks *b = &table->block[j->w->type][gemm_form_for(table, j->w->type, mode)];
+    return b->fn && j->m >= b->least_row ? b : NULL;
+}
+
+void gemm_copy_row(const struct gemm_blocks *block, const struct gemm_job *j, int i, uint16_t *to)
+{
+    const uint16_t *from = j->x->bf16 + gemm_job_row(j, i);
+    if (block->copy)
+        block->copy(to, from, (int)gemm_block_row(j));
+    else
+        memcpy(to, from, gemm_block_row(j) * sizeof(*to));
+}
+
+/* Rows of one job, as part of all that are to be copied. */
+struct line {
+    const struct gemm_blocks *block;
+    const struct gemm_job *from;
+    uint16_t *to;
+    int first; /* the number of its first row */
+};
+
+struct line_up {
+    const struct line *line;
+    int n_line;
+};
+
+static void copy_rows(void *arg, int begin, int end, int worker)
+{
+    (void)worker;
+    const struct line_up *u = arg;
+    int l = 0;
+    for (int i = begin; i < end; i++) {
+        while (l + 1 < u->n_line && u->line[l + 1].first <= i)
+            l++;
+        const struct line *at = &u->line[l];
+        int row = i - at->first;
+        gemm_copy_row(at->block, at->from, row, at->to + (size_t)row * (size_t)at->from->x->k_pad);
+    }
+}
+
+static bool same_rows(const struct gemm_job *a, const struct gemm_job *b)
+{
+    return a->x == b->x && a->row == b->row && a->m == b->m;
+}
+
+const struct gemm_job *gemm_line_up(const struct gemm_table *table, struct pool *pool, struct arena *scratch,
+                                    enum compute mode, const struct gemm_job *job, int n_job, bool *ready)
+{
+    struct gemm_job *copy = NULL;
+    struct line *line = NULL;
+    struct line_up u = {0};
+    int n_row = 0, last = -1; /* the job of the last line */
+    for (int i = 0; i < n_job; i++) {
+        const struct gemm_blocks *block = gemm_blocks_for(table, mode, &job[i]);
+        bool bf16 = gemm_form_for(table, job[i].w->type, mode) == GEMM_BF16;
+        ready[i] = block && bf16 && job[i].m > FEW_ROWS && (job[i].row || block->copy);
+        if (!ready[i])
+            continue;
+        if (!copy) {
+            copy = arena_alloc(scratch, (size_t)n_job, sizeof(*copy));
+            memcpy(copy, job, (size_t)n_job * sizeof(*copy));
+            line = arena_alloc(scratch, (size_t)n_job, sizeof(*line));
+        }
+        bool shared =
+            last >= 0 && same_rows(&job[last], &job[i]) && line[u.n_line - 1].block->copy == block->copy;
+        if (!shared) { /* q, k and v have theirs in common */
+            size_t n = (size_t)job[i].m * (size_t)job[i].x->k_pad;
+            line[u.n_line++] =
+                (struct line){block, &job[i], arena_alloc(scratch, n, sizeof(uint16_t)), n_row};
+            n_row += job[i].m;
+            last = i;
+        }
+        struct operand *op = arena_alloc(scratch, 1, sizeof(*op));
+        *op = (struct operand){.m = job[i].m, .k = job[i].x->k, .k_pad = job[i].x->k_pad};
+        op->bf16 = line[u.n_line - 1].to;
+        copy[i].x = op;
+        copy[i].row = NULL;
+    }
+    u.line = line;
+    if (n_row)
+        pool_range(pool, n_row, GRAIN, copy_rows, &u);
+    return copy ? copy : job;
+}

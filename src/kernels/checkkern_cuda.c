@@ -1,4 +1,4 @@
-#include "kernels/checkkern_cuda.h"
+#include "kernels/checkkern_cuda_case.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -110,7 +110,7 @@ static void release(struct buffers *b)
 
 /* Run it twice into poisoned outputs: out [n]. Both must agree to the bit, write all of it and nothing
  * behind. */
-static bool run_twice(const struct checkkern_gpu *g, const struct cuda_work *work, float *device, float *out,
+static bool run_twice(const struct checkkern_gpu *g, const struct cuda_op *op, float *device, float *out,
                       size_t n, struct checkkern_report *r)
 {
     float *poison = arena_alloc(g->arena, (n + GUARD), sizeof(float)),
@@ -118,10 +118,13 @@ static bool run_twice(const struct checkkern_gpu *g, const struct cuda_work *wor
           *once = arena_alloc(g->arena, (n + GUARD), sizeof(float));
     for (size_t i = 0; i < n + GUARD; i++)
         poison[i] = checkkern_poison();
+    size_t scratch;
+    if (!g->plugin->scratch(g->gpu, op, 1, &scratch) || !g->plugin->reserve(g->gpu, scratch))
+        return checkkern_case(r, false, "%s", g->plugin->error(g->gpu));
     for (int i = 0; i < 2; i++) {
         float *to = i ? again : once;
         if (!g->plugin->write(g->gpu, device, poison, (n + GUARD) * sizeof(float)) ||
-            !g->plugin->start(g->gpu, work, 1) ||
+            !g->plugin->run(g->gpu, op, 1) ||
             !g->plugin->read(g->gpu, to, device, (n + GUARD) * sizeof(float)))
             return checkkern_case(r, false, "%s", g->plugin->error(g->gpu));
     }
@@ -153,16 +156,20 @@ static bool run_linear(const struct checkkern_gpu *g, const struct rows *w, cons
     struct buffers b = {.g = g};
     size_t n = (size_t)n_row * (size_t)w->n_row;
     uint8_t *packed = pack(w, g->arena, r);
-    struct cuda_linear a = {to_gpu(&b, packed, cuda_layout_bytes((size_t)w->n_row, (size_t)w->K)),
-                            to_gpu(&b, &w->global, sizeof(float)),
-                            to_gpu(&b, x, (size_t)n_row * (size_t)w->K * 2),
-                            to_gpu(&b, NULL, (n + GUARD) * sizeof(float)),
-                            n_row,
-                            w->n_row,
-                            w->K};
-    struct cuda_work work = {.linear = &a};
-    bool ok = b.failed ? checkkern_case(r, false, "%s", g->plugin->error(g->gpu))
-                       : run_twice(g, &work, a.out, out, n, r);
+    float *y = to_gpu(&b, NULL, (n + GUARD) * sizeof(float));
+    const struct cuda_op op = {
+        .kind = CUDA_OP_LINEAR,
+        .n_row = n_row,
+        .as.linear = {.part[0] = {.w = {CUDA_NVFP4_PACKED,
+                                        to_gpu(&b, packed, cuda_layout_bytes((size_t)w->n_row, (size_t)w->K)),
+                                        NULL, to_gpu(&b, &w->global, sizeof(float))},
+                                  .out = y,
+                                  .n_out = w->n_row},
+                      .n_part = 1,
+                      .K = w->K,
+                      .x = to_gpu(&b, x, (size_t)n_row * (size_t)w->K * 2)}};
+    bool ok =
+        b.failed ? checkkern_case(r, false, "%s", g->plugin->error(g->gpu)) : run_twice(g, &op, y, out, n, r);
     release(&b);
     return ok;
 }
@@ -291,6 +298,7 @@ static bool run_moe(const struct checkkern_gpu *g, const struct moe_case *c, flo
             !cuda_layout_pack(downs + (size_t)e * one, down.codes, down.scales, H, I, &bad))
             return checkkern_case(r, false, "expert %d, row %zu could not be packed", e, bad);
     }
+    float *y = to_gpu(&b, NULL, (n + GUARD) * sizeof(float));
     struct cuda_moe a = {.gate_up = to_gpu(&b, pairs, E * pair),
                          .down = to_gpu(&b, downs, E * one),
                          .gate_scale = to_gpu(&b, c->scale[0], E * sizeof(float)),
@@ -299,15 +307,14 @@ static bool run_moe(const struct checkkern_gpu *g, const struct moe_case *c, flo
                          .x = to_gpu(&b, c->x, n * 2),
                          .id = to_gpu(&b, c->id, n_slot * sizeof(int32_t)),
                          .weight = to_gpu(&b, c->weight, n_slot * sizeof(float)),
-                         .out = to_gpu(&b, NULL, (n + GUARD) * sizeof(float)),
-                         .n_row = c->n_row,
+                         .out = y,
                          .n_used = c->n_used,
                          .n_expert = c->n_expert,
                          .hidden = c->hidden,
                          .inner = c->inner};
-    struct cuda_work work = {.moe = &a};
-    bool ok = b.failed ? checkkern_case(r, false, "%s", g->plugin->error(g->gpu))
-                       : run_twice(g, &work, a.out, out, n, r);
+    const struct cuda_op op = {.kind = CUDA_OP_MOE, .n_row = c->n_row, .as.moe = a};
+    bool ok =
+        b.failed ? checkkern_case(r, false, "%s", g->plugin->error(g->gpu)) : run_twice(g, &op, y, out, n, r);
     release(&b);
     return ok;
 }
@@ -443,7 +450,7 @@ static bool check_moe_prefill(const struct checkkern_gpu *g, struct checkkern_re
 {
     uint64_t seed = g->seed;
     bool ok = true;
-    if (g->info.major != 9)
+    if (g->info.major != 9 && g->info.major != 0)
         return true;
     for (int i = 0; i < g->rounds && ok; i++) {
         struct moe_case c = {.n_row = checkkern_int(&seed, CUDA_ROWS_MAX + 1, 300),
@@ -457,10 +464,23 @@ static bool check_moe_prefill(const struct checkkern_gpu *g, struct checkkern_re
 }
 
 static const struct checkkern_cuda_row row_table[] = {
+    // clang-format off
     {"cuda.scales", check_scales},
     {"cuda.linear.nvfp4", check_linear},
+    {"cuda.linear.parts", checkkern_cuda_parts},
     {"cuda.moe.nvfp4", check_moe},
     {"cuda.prefill.nvfp4", check_moe_prefill},
+    {"cuda.pack", checkkern_cuda_pack},
+    {"cuda.embed", checkkern_cuda_embed},
+    {"cuda.norm", checkkern_cuda_add_norm},
+    {"cuda.dense", checkkern_cuda_dense},
+    {"cuda.qkv", checkkern_cuda_qkv},
+    {"cuda.attention", checkkern_cuda_attention},
+    {"cuda.router", checkkern_cuda_router},
+    {"cuda.moe.plain", checkkern_cuda_moe_plain},
+    {"cuda.swiglu", checkkern_cuda_swiglu},
+    {"cuda.argmax", checkkern_cuda_argmax},
+    // clang-format on
 };
 
 int checkkern_cuda_n_row(void)

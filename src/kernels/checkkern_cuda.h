@@ -31,5 +31,7 @@ const struct checkkern_cuda_row *checkkern_cuda_row(int i);
 /* Lines for the layers of real models; roof->read_gbs is measured first. False: err says what failed. */
 bool checkkern_cuda_bench(const struct checkkern_gpu *g, const char *filter, struct checkkern_bench *out,
                           struct checkkern_roof *roof, struct nyb_err *err);
+/* The part of it that is not the experts' (checkkern_cuda_bench_ops.c). False: a bench failed. */
+bool checkkern_cuda_bench_ops(const struct checkkern_gpu *g, const char *filter, struct checkkern_bench *out);
 
 #endif

@@ -110,8 +110,7 @@ struct moe_bench {
 static void time_moe(const struct checkkern_gpu *g, const struct shape *s, const struct moe_bench *m,
                      int n_row, struct checkkern_bench *out)
 {
-    struct cuda_moe moe[N_WORK];
-    struct cuda_work work[N_WORK] = {{0}};
+    struct cuda_op op[N_WORK];
     uint64_t seed = g->seed;
     size_t H = (size_t)s->hidden, I = (size_t)s->inner, E = (size_t)s->n_expert;
     size_t pair = cuda_layout_bytes(2 * I, H), one = cuda_layout_bytes(H, I);
@@ -122,23 +121,22 @@ static void time_moe(const struct checkkern_gpu *g, const struct shape *s, const
     free(id);
     for (int i = 0; i < N_WORK; i++) {
         size_t copy = (size_t)(i % N_COPY);
-        moe[i] = (struct cuda_moe){.gate_up = m->gate_up + copy * E * pair,
-                                   .down = m->down + copy * E * one,
-                                   .gate_scale = m->scale,
-                                   .up_scale = m->scale,
-                                   .down_scale = m->scale,
-                                   .x = m->x,
-                                   .id = m->id + (size_t)i * n_slot,
-                                   .weight = m->weight,
-                                   .out = m->out,
-                                   .n_row = n_row,
-                                   .n_used = s->n_used,
-                                   .n_expert = s->n_expert,
-                                   .hidden = s->hidden,
-                                   .inner = s->inner};
-        work[i].moe = &moe[i];
+        const struct cuda_moe moe = {.gate_up = m->gate_up + copy * E * pair,
+                                     .down = m->down + copy * E * one,
+                                     .gate_scale = m->scale,
+                                     .up_scale = m->scale,
+                                     .down_scale = m->scale,
+                                     .x = m->x,
+                                     .id = m->id + (size_t)i * n_slot,
+                                     .weight = m->weight,
+                                     .out = m->out,
+                                     .n_used = s->n_used,
+                                     .n_expert = s->n_expert,
+                                     .hidden = s->hidden,
+                                     .inner = s->inner};
+        op[i] = (struct cuda_op){.kind = CUDA_OP_MOE, .n_row = n_row, .as.moe = moe};
     }
-    double seconds = ok ? g->plugin->time(g->gpu, work, N_WORK, N_ROUND) : -1.0;
+    double seconds = ok ? g->plugin->time(g->gpu, op, N_WORK, N_ROUND) : -1.0;
     char name[64];
     snprintf(name, sizeof(name), "moe %s, %d token%s, %.0f experts", s->name, n_row, n_row > 1 ? "s" : "",
              n_active);
@@ -170,21 +168,20 @@ static bool bench_linear(const struct checkkern_gpu *g, int n_out, int K, struct
     struct bench b = {.g = g};
     size_t bytes = cuda_layout_bytes((size_t)n_out, (size_t)K);
     uint8_t *weight = take_weights(&b, N_WORK * bytes);
-    struct cuda_linear linear = {.scale = take_random(&b, 1, false),
-                                 .x = take_random(&b, (size_t)(CUDA_ROWS_MAX * K), true),
-                                 .out = take(&b, (size_t)CUDA_ROWS_MAX * (size_t)n_out * sizeof(float)),
-                                 .n_out = n_out,
-                                 .K = K};
+    struct cuda_linear linear = {
+        .part[0] = {.w = {CUDA_NVFP4_PACKED, NULL, NULL, take_random(&b, 1, false)},
+                    .out = take(&b, (size_t)CUDA_ROWS_MAX * (size_t)n_out * sizeof(float)),
+                    .n_out = n_out},
+        .n_part = 1,
+        .x = take_random(&b, (size_t)(CUDA_ROWS_MAX * K), true),
+        .K = K};
     for (size_t i = 0; i < COUNT_OF(row_table) && !b.failed; i++) {
-        struct cuda_linear each[N_WORK];
-        struct cuda_work work[N_WORK] = {{0}};
+        struct cuda_op op[N_WORK];
         for (int j = 0; j < N_WORK; j++) {
-            each[j] = linear;
-            each[j].weight = weight + (size_t)j * bytes;
-            each[j].n_row = row_table[i];
-            work[j].linear = &each[j];
+            linear.part[0].w.data = weight + (size_t)j * bytes;
+            op[j] = (struct cuda_op){.kind = CUDA_OP_LINEAR, .n_row = row_table[i], .as.linear = linear};
         }
-        double seconds = g->plugin->time(g->gpu, work, N_WORK, N_ROUND);
+        double seconds = g->plugin->time(g->gpu, op, N_WORK, N_ROUND);
         char name[64];
         snprintf(name, sizeof(name), "linear %d x %d, %d row%s", n_out, K, row_table[i],
                  row_table[i] > 1 ? "s" : "");
@@ -215,6 +212,7 @@ bool checkkern_cuda_bench(const struct checkkern_gpu *g, const char *filter, str
             ok = bench_moe(g, &shape_table[i], out);
     if (ok && (!filter || strstr("cuda.linear.nvfp4", filter)))
         ok = bench_linear(g, 4096, 4096, out) && bench_linear(g, 24576, 4096, out);
+    ok = ok && checkkern_cuda_bench_ops(g, filter, out);
     if (!ok)
         err_set(err, NYB_E_UNSUPPORTED, "the GPU's bench stopped: %s", g->plugin->error(g->gpu));
     return ok;

@@ -10,51 +10,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CUDA_PLUGIN_ABI    1
+#include "kernels/cuda/cuda_ops.h"
+
+#define CUDA_PLUGIN_ABI    2
 #define CUDA_PLUGIN_FILE   "libnybble_cuda.so"
 #define CUDA_PLUGIN_SYMBOL "cuda_plugin"
 
-#define CUDA_ROWS_MAX    32  /* tokens in a call; in a cuda_moe more, where there is wgmma */
-#define CUDA_SLOTS_MAX   256 /* tokens x experts a token, in a call */
-#define CUDA_EXPERTS_MAX 512
-
-struct cuda_gpu; /* the plug-in's: a device, a stream, and the last error */
+struct cuda_gpu;   /* the plug-in's: a device, a stream, and the last error */
+struct cuda_graph; /* the plug-in's: recorded operators                     */
 
 struct cuda_gpu_info {
     char name[256];
-    int major, minor; /* compute capability */
+    int major, minor; /* compute capability; 0.0: not a GPU but its emulation on the CPU */
     int n_sm;
     size_t memory_bytes, l2_bytes;
+    size_t free_bytes; /* now */
 };
 
-/* out = x * w^T * scale. All pointers are the device's. */
-struct cuda_linear {
-    const uint8_t *weight; /* packed, n_out rows of K */
-    const float *scale;    /* [1]          */
-    const uint16_t *x;     /* bf16 [n_row][K], 16-byte aligned */
-    float *out;            /* [n_row][n_out] */
-    int n_row, n_out, K;   /* at most 32 rows; K a multiple of 64 */
-};
-
-/* out[t] = sum over j of weight[t][j] * down(silu(gate(x[t])) * up(x[t])) of expert id[t][j]; ids below zero
- * are of no expert here. All pointers are the device's. */
-struct cuda_moe {
-    const uint8_t *gate_up; /* [n_expert] packed pairs: 2 * inner rows of hidden    */
-    const uint8_t *down;    /* [n_expert] packed: hidden rows of inner              */
-    const float *gate_scale, *up_scale, *down_scale; /* [n_expert] */
-    const uint16_t *x;                               /* bf16 [n_row][hidden], 16-byte aligned */
-    const int32_t *id;                               /* [n_row][n_used] */
-    const float *weight;                             /* [n_row][n_used] */
-    float *out;                                      /* [n_row][hidden] */
-    int n_row, n_used, n_expert, hidden, inner;      /* the last two multiples of 64 */
-};
-
-/* One or the other. */
-struct cuda_work {
-    const struct cuda_moe *moe;
-    const struct cuda_linear *linear;
-};
-
+/* Functions that return bool or a pointer: false or NULL is a failure that error() describes in one line. A
+ * call may come from any thread; one at a time, except write, pack and zero, of which several may run at
+ * once. */
 struct cuda_plugin {
     int abi;
     /* NULL: why not is in `why`, one line. */
@@ -62,14 +37,40 @@ struct cuda_plugin {
     void (*close)(struct cuda_gpu *g);
     void (*info)(const struct cuda_gpu *g, struct cuda_gpu_info *info);
     const char *(*error)(const struct cuda_gpu *g); /* of the last call that failed */
-    void *(*alloc)(struct cuda_gpu *g, size_t bytes);
+
+    /* ---- memory ---- */
+    void *(*alloc)(struct cuda_gpu *g, size_t bytes); /* 256-byte aligned */
     void (*release)(struct cuda_gpu *g, void *device);
+    void *(*alloc_host)(struct cuda_gpu *g, size_t bytes); /* that upload can read at full speed */
+    void (*release_host)(struct cuda_gpu *g, void *host);
+    /* After they return, host memory is the caller's again. */
     bool (*write)(struct cuda_gpu *g, void *device, const void *host, size_t bytes);
+    bool (*zero)(struct cuda_gpu *g, void *device, size_t bytes);
+    bool (*pack)(struct cuda_gpu *g, const struct cuda_pack *p);
+    /* In order with run: host memory, of alloc_host, is read until the next read, copy or sync. */
+    bool (*upload)(struct cuda_gpu *g, void *device, const void *host, size_t bytes);
     bool (*read)(struct cuda_gpu *g, void *host, const void *device, size_t bytes); /* waits for all work */
-    /* Start works in order; refuses what does not fit with a reason. */
-    bool (*start)(struct cuda_gpu *g, const struct cuda_work *work, int n_work);
-    /* Median seconds of one work, over `rounds` replays of all of them as one graph. Below zero: failed. */
-    double (*time)(struct cuda_gpu *g, const struct cuda_work *work, int n_work, int rounds);
+    bool (*sync)(struct cuda_gpu *g);
+
+    /* ---- operators ---- */
+    /* Memory that these need between their kernels; what is in it no longer matters after each of them.
+     * False: one of them is refused. */
+    bool (*scratch)(struct cuda_gpu *g, const struct cuda_op *op, int n_op, size_t *bytes);
+    /* That much of it for all operators from now on. Graphs made before must not be run again. */
+    bool (*reserve)(struct cuda_gpu *g, size_t bytes);
+    /* Start them in order. False where one does not fit what its kernels take, or the scratch; the ones
+     * before it may have been started. */
+    bool (*run)(struct cuda_gpu *g, const struct cuda_op *op, int n_op);
+    struct cuda_graph *(*graph_make)(struct cuda_gpu *g, const struct cuda_op *op, int n_op);
+    bool (*graph_run)(struct cuda_gpu *g, struct cuda_graph *graph); /* starts it */
+    void (*graph_free)(struct cuda_gpu *g, struct cuda_graph *graph);
+
+    /* ---- measuring ---- */
+    /* Median seconds of one operator, over `rounds` replays of all of them as one graph. Below zero: failed.
+     */
+    double (*time)(struct cuda_gpu *g, const struct cuda_op *op, int n_op, int rounds);
+    /* Run them one by one with an event between any two: seconds[n_op] of each. */
+    bool (*profile)(struct cuda_gpu *g, const struct cuda_op *op, int n_op, float *seconds);
     /* Packed weights at random, for benches: `bytes` is a multiple of a unit's. */
     bool (*randomize)(struct cuda_gpu *g, void *device, size_t bytes, uint64_t seed);
     /* Bytes a second of a kernel that only reads this buffer. Below zero: failed. */

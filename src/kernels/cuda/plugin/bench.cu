@@ -12,6 +12,7 @@ __device__ __forceinline__ uint32_t mix(uint64_t z)
 /* Any bits are codes; scales from 2^-3 to 2. */
 __global__ void randomize_kernel(uint32_t *to, size_t n_word, uint64_t seed)
 {
+    gpu_wait_before();
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n_word;
          i += (size_t)gridDim.x * blockDim.x) {
         uint32_t word = mix(seed + i * 0x9e3779b97f4a7c15ull);
@@ -23,6 +24,7 @@ __global__ void randomize_kernel(uint32_t *to, size_t n_word, uint64_t seed)
 
 __global__ void __launch_bounds__(512) read_kernel(const uint4 *from, size_t n, uint32_t *sink)
 {
+    gpu_wait_before();
     const size_t step = (size_t)gridDim.x * 512;
     uint32_t all = 0;
     size_t i = blockIdx.x * (size_t)512 + threadIdx.x;
@@ -41,20 +43,13 @@ __global__ void __launch_bounds__(512) read_kernel(const uint4 *from, size_t n, 
         *sink = all;
 }
 
-static const char *started(void)
-{
-    cudaError_t e = cudaGetLastError();
-    return e == cudaSuccess ? NULL : cudaGetErrorString(e);
-}
-
 const char *randomize_start(void *device, size_t bytes, uint64_t seed, cudaStream_t stream)
 {
-    randomize_kernel<<<4096, 256, 0, stream>>>((uint32_t *)device, bytes / 4, seed);
-    return started();
+    return gpu_why(gpu_launch(randomize_kernel, 4096, 256, 0, stream, (uint32_t *)device, bytes / 4, seed));
 }
 
 const char *read_all_start(const void *device, size_t bytes, uint32_t *sink, int n_sm, cudaStream_t stream)
 {
-    read_kernel<<<n_sm * 4, 512, 0, stream>>>((const uint4 *)device, bytes / 16, sink);
-    return started();
+    return gpu_why(
+        gpu_launch(read_kernel, (unsigned)n_sm * 4, 512, 0, stream, (const uint4 *)device, bytes / 16, sink));
 }

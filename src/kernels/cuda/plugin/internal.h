@@ -1,12 +1,12 @@
 /* Between the files of the plug-in. */
 #pragma once
 
-#include <cuda_runtime.h>
+#include "kernels/cuda/plugin/gpu.h"
 
 #include "kernels/cuda/cuda_plugin.h"
 
 struct gpu_limits {
-    int n_sm;
+    int n_sm, major;     /* compute capability */
     size_t shared_bytes; /* a block may have */
 };
 
@@ -18,6 +18,40 @@ struct shared_plan {
 /* For rows of at most K, 8 * nt at once. False: does not fit. */
 bool plan_shared(struct shared_plan *plan, const struct gpu_limits *limits, int K, int nt);
 
+/* One packed matrix and rows of x. Its outputs may belong to several parts, one after the other, with a
+ * multiple of 16 each but the last. */
+struct packed_part {
+    const float *scale, *bias; /* [1]; [n_out] or NULL */
+    float *out;                /* [n_row][n_out] */
+    int first, n_out;          /* rows of the matrix */
+};
+struct packed_linear {
+    const uint8_t *weight;
+    struct packed_part part[CUDA_PARTS_MAX];
+    int n_part, n_out; /* of all parts */
+    const uint16_t *x;
+    int n_row, K; /* K a multiple of 64; linear_start: at most 32 rows */
+};
+/* That has row `row` of the matrix; a multiple of 16 asks for its tile. */
+__host__ __device__ __forceinline__ int packed_part_of(const struct packed_linear &w, int row)
+{
+    int which = 0;
+    for (int i = 1; i < CUDA_PARTS_MAX; i++)
+        which += i < w.n_part && row >= w.part[i].first;
+    return which;
+}
+
+/* struct cuda_moe with its rows. */
+struct packed_moe {
+    const uint8_t *gate_up, *down;
+    const float *gate_scale, *up_scale, *down_scale;
+    const uint16_t *x;
+    const int32_t *id;
+    const float *weight;
+    float *out;
+    int n_row, n_used, n_expert, hidden, inner;
+};
+
 /* Memory between the phases of a call, the device's. */
 struct moe_scratch {
     uint16_t *h; /* bf16 [slot][inner] */
@@ -26,10 +60,14 @@ struct moe_scratch {
 };
 
 /* Start on the stream. NULL, or why not. */
-const char *linear_start(const struct cuda_linear *work, const struct gpu_limits *limits,
+const char *linear_start(const struct packed_linear *work, const struct gpu_limits *limits,
                          cudaStream_t stream);
-const char *moe_start(const struct cuda_moe *work, const struct moe_scratch *scratch,
+const char *moe_start(const struct packed_moe *work, const struct moe_scratch *scratch,
                       const struct gpu_limits *limits, cudaStream_t stream);
+
+/* p with its rows in the device's memory. `first` and n_row are whole tiles, but for the last. */
+const char *pack_start(const struct cuda_pack *p, const uint8_t *codes, const uint8_t *scales,
+                       cudaStream_t stream);
 
 const char *randomize_start(void *device, size_t bytes, uint64_t seed, cudaStream_t stream);
 const char *read_all_start(const void *device, size_t bytes, uint32_t *sink, int n_sm, cudaStream_t stream);

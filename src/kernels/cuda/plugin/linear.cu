@@ -15,7 +15,7 @@ bool plan_shared(struct shared_plan *plan, const struct gpu_limits *limits, int 
 }
 
 struct linear_params {
-    struct cuda_linear w;
+    struct packed_linear w;
     struct shared_plan plan;
 };
 
@@ -47,19 +47,28 @@ template <int NT> __global__ void __launch_bounds__(N_THREAD, 1) linear_kernel(c
     ring.n_phase = 1;
     ring.at = phase.lo;
     ring_fill(&ring, warp, lane);
-    const float scale = *a.w.scale * CUDA_SCALE_BACK;
+    float scale[CUDA_PARTS_MAX];
+#pragma unroll
+    for (int i = 0; i < CUDA_PARTS_MAX; i++)
+        scale[i] = i < a.w.n_part ? *a.w.part[i].scale * CUDA_SCALE_BACK : 0.0f;
+    gpu_wait_before(); /* the weights do not change: they may come before x is there */
+    gpu_let_next();
     for (int at = phase.lo; at < phase.hi;) {
         const struct segment s = segment_at(&phase, at);
         const int row = s.pass * 8 * NT, n_row = min(8 * NT, a.w.n_row - row);
         stage_rows(xs, n_row, K, [&](int r) { return a.w.x + (size_t)(row + r) * K; });
         __syncthreads();
         run_segment<NT>(&phase, &s, &ring, xs, x_stride(K), head, warp, lane, [&](int tile, float(*c)[4]) {
-            const int out = tile * 16 + (lane >> 2);
+            const int which = packed_part_of(a.w, tile * 16);
+            const struct packed_part &part = a.w.part[which];
+            const int out = tile * 16 + (lane >> 2) - part.first;
+            const float by = which == 0 ? scale[0] : which == 1 ? scale[1] : scale[2];
 #pragma unroll
             for (int i = 0; i < 4 * NT; i++) {
                 const int r = i / 4 * 8 + (lane & 3) * 2 + i % 2, o = out + i % 4 / 2 * 8;
-                if (r < n_row && o < a.w.n_out)
-                    a.w.out[(size_t)(row + r) * a.w.n_out + o] = c[i / 4][i % 4] * scale;
+                if (r < n_row && o < part.n_out)
+                    part.out[(size_t)(row + r) * part.n_out + o] =
+                        c[i / 4][i % 4] * by + (part.bias ? part.bias[o] : 0.0f);
             }
         });
         at += s.n;
@@ -68,16 +77,12 @@ template <int NT> __global__ void __launch_bounds__(N_THREAD, 1) linear_kernel(c
 
 template <int NT> static const char *start(const linear_params *a, int grid, cudaStream_t stream)
 {
-    cudaError_t e = cudaFuncSetAttribute(linear_kernel<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)a->plan.bytes);
-    if (e == cudaSuccess) {
-        linear_kernel<NT><<<grid, N_THREAD, a->plan.bytes, stream>>>(*a);
-        e = cudaGetLastError();
-    }
-    return e == cudaSuccess ? NULL : cudaGetErrorString(e);
+    const char *why = gpu_why(gpu_allow_shared(linear_kernel<NT>, a->plan.bytes));
+    return why ? why
+               : gpu_why(gpu_launch(linear_kernel<NT>, (unsigned)grid, N_THREAD, a->plan.bytes, stream, *a));
 }
 
-const char *linear_start(const struct cuda_linear *w, const struct gpu_limits *limits, cudaStream_t stream)
+const char *linear_start(const struct packed_linear *w, const struct gpu_limits *limits, cudaStream_t stream)
 {
     if (w->n_row < 1 || w->n_row > CUDA_ROWS_MAX || w->n_out < 1 || w->K < 64 || w->K % 64)
         return "linear: expected 1 to 32 rows and K a multiple of 64";

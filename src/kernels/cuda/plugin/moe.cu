@@ -9,7 +9,7 @@
 #include "stream.cuh"
 
 struct moe_params {
-    struct cuda_moe w;
+    struct packed_moe w;
     struct moe_scratch scratch;
     struct shared_plan plan;
 };
@@ -19,12 +19,13 @@ struct routing {
     int16_t expert[CUDA_SLOTS_MAX];  /* [pass] */
     uint8_t n_slot[CUDA_SLOTS_MAX];  /* [pass] */
     uint8_t slot[CUDA_SLOTS_MAX][8]; /* [pass][row] */
+    float scale[3][CUDA_SLOTS_MAX];  /* of gate, up, down: [pass], read at once and early */
     int warp_sum[N_WARP];
 };
 
 /* Passes by expert ascending, slots ascending within one. mask: [n_expert][8] and first: [n_expert] of shared
  * memory that is free until the end. All threads. */
-__device__ void route(struct routing *r, const struct cuda_moe &w, uint32_t *mask, int *first)
+__device__ void route(struct routing *r, const struct packed_moe &w, uint32_t *mask, int *first)
 {
     const int t = threadIdx.x, n_slot = w.n_row * w.n_used, lane = t % 32, warp = t / 32;
     for (int i = t; i < w.n_expert * 8; i += N_THREAD)
@@ -92,16 +93,29 @@ __device__ __forceinline__ float swiglu(float gate, float up)
     return gate / (1.0f + __expf(-gate)) * up;
 }
 
+/* A token's experts, so many of them asked for at once. */
+#define TOGETHER 8
+
 __device__ __forceinline__ void finalize(const moe_params &a)
 {
     const int H = a.w.hidden, k = a.w.n_used, n = a.w.n_row * H;
     for (int i = blockIdx.x * N_THREAD + threadIdx.x; i < n; i += gridDim.x * N_THREAD) {
         const int t = i / H, c = i - t * H;
         float sum = 0.0f;
-        for (int j = 0; j < k; j++) {
-            const int slot = t * k + j, e = a.w.id[slot];
-            if (e >= 0 && e < a.w.n_expert)
-                sum += a.w.weight[slot] * __ldcg(&a.scratch.y[(size_t)slot * H + c]);
+        for (int j0 = 0; j0 < k; j0 += TOGETHER) {
+            int e[TOGETHER];
+            float w[TOGETHER], y[TOGETHER];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) { /* beyond the last: the last again, not added */
+                const int slot = t * k + min(j0 + j, k - 1);
+                e[j] = a.w.id[slot];
+                w[j] = a.w.weight[slot];
+                y[j] = __ldcg(&a.scratch.y[(size_t)slot * H + c]);
+            }
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++)
+                if (j0 + j < k && e[j] >= 0 && e[j] < a.w.n_expert)
+                    sum += w[j] * y[j];
         }
         a.w.out[i] = sum;
     }
@@ -132,6 +146,13 @@ __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
         deal(&p, routing.n_pass);
         phases[threadIdx.x] = p;
     }
+    float scale[3] = {};
+    if (threadIdx.x < routing.n_pass) {
+        const int e = routing.expert[threadIdx.x];
+        scale[0] = a.w.gate_scale[e];
+        scale[1] = a.w.up_scale[e];
+        scale[2] = a.w.down_scale[e];
+    }
     __syncthreads();
 
     struct ring ring = {memory + warp * a.plan.n_stage * CHUNK_BYTES,
@@ -141,12 +162,16 @@ __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
     ring.at = phases[0].lo;
     ring.expert_of = routing.expert;
     ring_fill(&ring, warp, lane);
+    if (threadIdx.x < routing.n_pass)
+        for (int i = 0; i < 3; i++)
+            routing.scale[i][threadIdx.x] = scale[i] * CUDA_SCALE_BACK;
+    __syncthreads();
 
     for (int at = phases[0].lo; at < phases[0].hi;) {
         const struct segment s = segment_at(&phases[0], at);
         const uint8_t *slot = routing.slot[s.pass];
-        const int e = routing.expert[s.pass], n_row = routing.n_slot[s.pass];
-        const float gate = a.w.gate_scale[e] * CUDA_SCALE_BACK, up = a.w.up_scale[e] * CUDA_SCALE_BACK;
+        const int n_row = routing.n_slot[s.pass];
+        const float gate = routing.scale[0][s.pass], up = routing.scale[1][s.pass];
         stage_rows(xs, n_row, H, [&](int r) { return a.w.x + (size_t)(slot[r] / a.w.n_used) * H; });
         __syncthreads();
         run_segment<1>(&phases[0], &s, &ring, xs, x_stride(H), head, warp, lane, [&](int tile, float(*c)[4]) {
@@ -165,7 +190,7 @@ __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
         const struct segment s = segment_at(&phases[1], at);
         const uint8_t *slot = routing.slot[s.pass];
         const int n_row = routing.n_slot[s.pass];
-        const float scale = a.w.down_scale[routing.expert[s.pass]] * CUDA_SCALE_BACK;
+        const float by = routing.scale[2][s.pass];
         stage_rows(xs, n_row, I, [&](int r) { return a.scratch.h + (size_t)slot[r] * I; });
         __syncthreads();
         run_segment<1>(&phases[1], &s, &ring, xs, x_stride(I), head, warp, lane, [&](int tile, float(*c)[4]) {
@@ -173,7 +198,7 @@ __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
             for (int i = 0; i < 4; i++) {
                 const int r = (lane & 3) * 2 + i % 2;
                 if (r < n_row)
-                    a.scratch.y[(size_t)slot[r] * H + tile * 16 + (lane >> 2) + i / 2 * 8] = c[0][i] * scale;
+                    a.scratch.y[(size_t)slot[r] * H + tile * 16 + (lane >> 2) + i / 2 * 8] = c[0][i] * by;
             }
         });
         at += s.n;
@@ -182,7 +207,7 @@ __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
     finalize(a);
 }
 
-const char *moe_start(const struct cuda_moe *w, const struct moe_scratch *scratch,
+const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
                       const struct gpu_limits *limits, cudaStream_t stream)
 {
     if (w->n_row < 1 || w->n_row > CUDA_ROWS_MAX || w->n_used < 1 || w->n_used > CUDA_SLOTS_MAX ||
@@ -198,12 +223,10 @@ const char *moe_start(const struct cuda_moe *w, const struct moe_scratch *scratc
     const size_t masks = (size_t)w->n_expert * 36;
     if (a.plan.x_bytes + a.plan.head_bytes < masks)
         a.plan.bytes += masks - a.plan.x_bytes - a.plan.head_bytes;
-    cudaError_t e =
-        cudaFuncSetAttribute(moe_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)a.plan.bytes);
-    if (e == cudaSuccess) {
-        void *args[] = {&a};
-        e = cudaLaunchCooperativeKernel((const void *)moe_kernel, dim3((unsigned)limits->n_sm),
-                                        dim3(N_THREAD), args, a.plan.bytes, stream);
-    }
-    return e == cudaSuccess ? NULL : cudaGetErrorString(e);
+    /* Blocks wait for each other: only such a launch promises that all run at once, whatever else is on the
+     * GPU. */
+    const char *why = gpu_why(gpu_allow_shared(moe_kernel, a.plan.bytes));
+    return why ? why
+               : gpu_why(gpu_launch_together(moe_kernel, (unsigned)limits->n_sm, N_THREAD, a.plan.bytes,
+                                             stream, a));
 }

@@ -19,7 +19,7 @@ struct prefill_scratch {
     int n_slot, n_chunk;
 };
 
-static prefill_scratch layout(const struct cuda_moe *m, void *base)
+static prefill_scratch layout(const struct packed_moe *m, void *base)
 {
     prefill_scratch s = {};
     s.n_slot = m->n_row * m->n_used;
@@ -42,7 +42,7 @@ static prefill_scratch layout(const struct cuda_moe *m, void *base)
     return s;
 }
 
-size_t prefill_bytes(const struct cuda_moe *m)
+size_t prefill_bytes(const struct packed_moe *m)
 {
     return layout(m, nullptr).bytes;
 }
@@ -187,12 +187,53 @@ static __global__ void finalize_kernel(const uint16_t *y, const int *row, const 
     }
 }
 
+/* x to panels as gather_kernel does, row for row; block 0 also makes the tiles of one matrix. */
+static __global__ void panel_kernel(const uint16_t *x, int n_row, int K, size_t capacity, uint16_t *out,
+                                    prefill_tile *tile, int *n_tile)
+{
+    const int r = blockIdx.x, tiles = (n_row + PREFILL_N_MAX - 1) / PREFILL_N_MAX;
+    const uint4 *from = (const uint4 *)(x + (size_t)r * K);
+    for (int part = threadIdx.x; part < K / 16; part += blockDim.x) {
+        const uint4 a = from[2 * part], b = from[2 * part + 1];
+        const int chunk = part % 4 * 2;
+        uint4 *to = (uint4 *)(out + ((size_t)(part / 4) * capacity + r) * 64);
+        to[chunk ^ (r & 7)] = make_uint4(a.x, a.z, b.x, b.z);
+        to[(chunk + 1) ^ (r & 7)] = make_uint4(a.y, a.w, b.y, b.w);
+    }
+    if (r > 0)
+        return;
+    for (int i = threadIdx.x; i < tiles; i += blockDim.x)
+        tile[i] = {0, i * PREFILL_N_MAX, min(PREFILL_N_MAX, n_row - i * PREFILL_N_MAX)};
+    if (threadIdx.x == 0)
+        *n_tile = tiles;
+}
+
 static const char *why(cudaError_t e)
 {
     return e == cudaSuccess ? nullptr : cudaGetErrorString(e);
 }
 
-static const char *product(const struct cuda_moe *m, const prefill_scratch &s, int which, cudaStream_t stream)
+template <prefill_mode MODE> static const char *launch(const prefill_gemm &p, cudaStream_t stream)
+{
+    int device = 0, n_sm = 0, major = 0;
+    cudaError_t e = cudaGetDevice(&device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (e == cudaSuccess && major != 9)
+        return "the prefill kernel uses wgmma: it needs compute capability 9.0";
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(prefill_gemm_kernel<MODE>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 PREFILL_SMEM);
+    if (e != cudaSuccess)
+        return why(e);
+    prefill_gemm_kernel<MODE><<<n_sm, PREFILL_THREADS, PREFILL_SMEM, stream>>>(p);
+    return why(cudaGetLastError());
+}
+
+static const char *product(const struct packed_moe *m, const prefill_scratch &s, int which,
+                           cudaStream_t stream)
 {
     prefill_gemm p = {};
     const bool pair = which == 0;
@@ -209,29 +250,15 @@ static const char *product(const struct cuda_moe *m, const prefill_scratch &s, i
     p.n_out = (pair ? m->inner : m->hidden) / 64;
     p.expert_bytes = (size_t)p.n_unit * p.n_k * CUDA_UNIT_BYTES;
     p.capacity = s.capacity;
-    auto kernel = pair ? prefill_gemm_kernel<true> : prefill_gemm_kernel<false>;
-    int device = 0, n_sm = 0, major = 0;
-    cudaError_t e = cudaGetDevice(&device);
-    if (e == cudaSuccess)
-        e = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device);
-    if (e == cudaSuccess)
-        e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (e == cudaSuccess && major != 9)
-        return "the prefill kernel uses wgmma: it needs compute capability 9.0";
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, PREFILL_SMEM);
-    if (e != cudaSuccess)
-        return why(e);
-    kernel<<<n_sm, PREFILL_THREADS, PREFILL_SMEM, stream>>>(p);
-    return why(cudaGetLastError());
+    return pair ? launch<PREFILL_GATE_UP>(p, stream) : launch<PREFILL_DOWN>(p, stream);
 }
 
-const char *prefill_product(const struct cuda_moe *m, void *scratch, int which, cudaStream_t stream)
+const char *prefill_product(const struct packed_moe *m, void *scratch, int which, cudaStream_t stream)
 {
     return product(m, layout(m, scratch), which, stream);
 }
 
-const char *prefill_check(const struct cuda_moe *m)
+const char *prefill_check(const struct packed_moe *m)
 {
     if (m->n_row < 1 || m->n_used < 1 || m->n_row > MAX_SLOTS / m->n_used)
         return "prefill: tokens x experts a token not in 1 to 2^24";
@@ -243,7 +270,7 @@ const char *prefill_check(const struct cuda_moe *m)
     return nullptr;
 }
 
-const char *prefill_start(const struct cuda_moe *m, void *scratch, cudaStream_t stream)
+const char *prefill_start(const struct packed_moe *m, void *scratch, cudaStream_t stream)
 {
     const char *e = prefill_check(m);
     if (e)
@@ -262,4 +289,54 @@ const char *prefill_start(const struct cuda_moe *m, void *scratch, cudaStream_t 
     finalize_kernel<<<m->n_row, 128, 0, stream>>>(s.y, s.row, m->weight, m->n_used, m->hidden, s.capacity,
                                                   m->out);
     return why(cudaGetLastError());
+}
+
+/* ---- a dense product --------------------------------------------------------------------------------- */
+
+struct linear_scratch {
+    uint16_t *x;
+    prefill_tile *tile;
+    int *n_tile;
+    size_t capacity, bytes;
+};
+
+static linear_scratch linear_layout(int n_row, int K, void *base)
+{
+    linear_scratch s = {};
+    s.capacity = (size_t)(n_row + 7) / 8 * 8 + PREFILL_N_MAX;
+    const size_t x = 2 * s.capacity * (size_t)K;
+    s.x = (uint16_t *)base;
+    s.tile = (prefill_tile *)((uint8_t *)base + x);
+    s.n_tile = (int *)(s.tile + (n_row + PREFILL_N_MAX - 1) / PREFILL_N_MAX);
+    s.bytes = (size_t)((uint8_t *)(s.n_tile + 1) - (uint8_t *)base);
+    return s;
+}
+
+bool prefill_linear_takes(const struct packed_linear *w, const struct gpu_limits *limits)
+{
+    return limits->major == 9 && w->K >= 64 && w->K <= MAX_WIDTH && w->K % 64 == 0 && w->n_row <= MAX_SLOTS;
+}
+
+size_t prefill_linear_bytes(int n_row, int K)
+{
+    return linear_layout(n_row, K, nullptr).bytes;
+}
+
+const char *prefill_linear_start(const struct packed_linear *w, bool x_is_new, void *scratch,
+                                 cudaStream_t stream)
+{
+    const linear_scratch s = linear_layout(w->n_row, w->K, scratch);
+    if (x_is_new)
+        panel_kernel<<<w->n_row, 128, 0, stream>>>(w->x, w->n_row, w->K, s.capacity, s.x, s.tile, s.n_tile);
+    prefill_gemm p = {};
+    p.weight = w->weight;
+    p.x = s.x;
+    p.tile = s.tile;
+    p.n_tile = s.n_tile;
+    p.n_unit = (w->n_out + CUDA_UNIT_ROWS - 1) / CUDA_UNIT_ROWS;
+    p.n_k = w->K / CUDA_UNIT_K;
+    p.capacity = s.capacity;
+    p.linear = *w;
+    const char *e = why(cudaGetLastError());
+    return e ? e : launch<PREFILL_LINEAR>(p, stream);
 }

@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "kernels/cuda/cuda_layout.h"
+#include "kernels/cuda/plugin/internal.h"
 #include "kernels/cuda/plugin/prefill_wgmma.cuh"
 
 #define PREFILL_THREADS  384
@@ -45,7 +46,11 @@ struct prefill_gemm {
     const int *n_tile;
     int n_unit, n_k, n_out; /* units of W's rows, K / 64, width of out / 64 */
     size_t capacity;
+    struct packed_linear linear; /* a dense product: to its parts instead of panels */
 };
+
+/* What becomes of the sums. */
+enum prefill_mode { PREFILL_GATE_UP, PREFILL_DOWN, PREFILL_LINEAR };
 
 static __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
@@ -75,6 +80,22 @@ static __device__ __forceinline__ int tile_width(int n)
 {
     return (n + 15) & ~15;
 }
+
+/* Why no access to a stage meets another. racecheck sees neither what cp.async.mbarrier.arrive.noinc orders
+ * nor the asynchronous proxy, and reports the copies of weights.
+ *
+ * Filled before used: a phase of `full` has 1 + PREFILL_COPIERS arrivals. A copier's arrive.noinc counts when
+ * all of its cp.async before it have been performed; thread 0 arrives with the bytes of its bulk copy, and
+ * the phase lasts until those are there. A consumer's try_wait that sees the phase end acquires both. It
+ * reads weights with ld.shared, in the generic proxy in which cp.async (not bulk) writes; tokens are written
+ * and read in the asynchronous proxy alone (bulk copy, wgmma). So neither needs a proxy fence.
+ *
+ * Used before filled again: a phase of `empty` has an arrival of each of the eight consumer warps. Lane 0
+ * makes it after wgmma.wait_group has retired the wgmma that read the stage, and after __syncwarp, before
+ * which all lanes have used what they loaded. Producers wait for that phase before they copy.
+ *
+ * The output buffers: st.shared, then each writer's fence.proxy.async, bar.sync, and one thread's bulk store;
+ * written again only after that thread's wait_group.read and another bar.sync. */
 
 /* Four warps: the first copies tokens, the others weights. A unit's 576 bytes are too little for a bulk copy
  * each: sixteen of them a stage came at one in a hundred clocks. */
@@ -296,7 +317,34 @@ static __device__ __forceinline__ void finish_down(float (&d)[2][N / 2], const s
     }
 }
 
-template <int N, bool PAIR>
+/* A dense product's: rows of W from unit `unit` on, straight to memory. */
+template <int N>
+static __device__ __forceinline__ void finish_linear(float (&d)[2][N / 2], const struct prefill_gemm &p,
+                                                     const struct prefill_tile &t, int unit, int lane)
+{
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        const int first = (unit + 4 * m) * CUDA_UNIT_ROWS;
+        const struct packed_part &part = p.linear.part[packed_part_of(p.linear, first)];
+        const float s = *part.scale * CUDA_SCALE_BACK;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int o = first + 8 * h + lane / 4 - part.first;
+            if (o >= part.n_out)
+                continue;
+            const float bias = part.bias ? part.bias[o] : 0.0f;
+            float *to = part.out + (size_t)t.row * part.n_out + o;
+#pragma unroll
+            for (int i = 0; i < N / 4; i++) {
+                const int row = i / 2 * 8 + lane % 4 * 2 + i % 2;
+                if (row < t.n)
+                    to[(size_t)row * part.n_out] = d[m][i / 2 * 4 + 2 * h + i % 2] * s + bias;
+            }
+        }
+    }
+}
+
+template <int N, prefill_mode MODE>
 static __device__ __forceinline__ void consume_tile(const struct prefill_gemm &p,
                                                     const struct prefill_tile &t, int m, struct ring &r)
 {
@@ -308,13 +356,15 @@ static __device__ __forceinline__ void consume_tile(const struct prefill_gemm &p
         r.smem + PREFILL_STAGES * (PREFILL_W_BYTES + PREFILL_X_BYTES) + group * PREFILL_X_BYTES;
     float d[2][N / 2] = {}; /* left undefined, all the cases' registers would be live throughout */
     multiply<N>(d, r, p.n_k, group, warp, lane);
-    if (PAIR)
+    if (MODE == PREFILL_GATE_UP)
         finish_gate_up<N>(d, p, t, 2 * m + group, buffer, group, warp, lane);
+    else if (MODE == PREFILL_LINEAR)
+        finish_linear<N>(d, p, t, m * PREFILL_UNITS + group * 8 + warp, lane);
     else
         finish_down<N>(d, p, t, 4 * m + 2 * group, buffer, group, warp, lane);
 }
 
-template <bool PAIR>
+template <prefill_mode MODE>
 static __device__ __forceinline__ void consume(const struct prefill_gemm &p, uint32_t smem)
 {
     const int n_m = (p.n_unit + PREFILL_UNITS - 1) / PREFILL_UNITS, n_item = *p.n_tile * n_m;
@@ -325,7 +375,7 @@ static __device__ __forceinline__ void consume(const struct prefill_gemm &p, uin
         switch (tile_width(t.n)) {
 #define CASE(N)                            \
     case N:                                \
-        consume_tile<N, PAIR>(p, t, m, r); \
+        consume_tile<N, MODE>(p, t, m, r); \
         break;
             CASE(16)
             CASE(32)
@@ -342,7 +392,7 @@ static __device__ __forceinline__ void consume(const struct prefill_gemm &p, uin
         asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }
 
-template <bool PAIR>
+template <prefill_mode MODE>
 static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     prefill_gemm_kernel(const __grid_constant__ prefill_gemm p)
 {
@@ -361,7 +411,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
         produce(p, smem);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
-        consume<PAIR>(p, smem);
+        consume<MODE>(p, smem);
     }
 #else
     (void)p;

@@ -1,7 +1,7 @@
 /* wgmma with the A operand in registers: D[64][N] (+)= A[64][16] * B[N][16]^T, bf16 into float32.
  *
- * One struct for each N, as the instruction names every accumulator. `b` is the descriptor of B in shared memory
- * (N rows of 128 bytes, 128-byte swizzle), `keep` zero starts from zero. */
+ * One struct for each N, as the instruction names every accumulator. `b` is the descriptor of B in shared
+ * memory (N rows of 128 bytes, 128-byte swizzle), `keep` zero starts from zero. */
 #ifndef NYB_KERNELS_CUDA_PREFILL_WGMMA_CUH
 #define NYB_KERNELS_CUDA_PREFILL_WGMMA_CUH
 

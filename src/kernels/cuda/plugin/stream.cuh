@@ -23,16 +23,17 @@
 #define CHUNK_BYTES (CHUNK_UNITS * CUDA_UNIT_BYTES)
 #define STAGES_MAX  6
 
-/* ---- mbarriers and bulk copies --------------------------------------------------------------------- */
+/* ---- mbarriers and copies -------------------------------------------------------------------------- */
 
 __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* A phase of a barrier is the arrivals of a warp's lanes. */
 __device__ __forceinline__ void barrier_init(uint32_t barrier)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 32;" ::"r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
@@ -47,19 +48,28 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
                  : "memory");
 }
 
-/* Weights are read once: they should not push x out of the L2. */
-__device__ __forceinline__ void copy_weights(uint32_t to, const uint8_t *from, uint32_t bytes,
-                                             uint32_t barrier)
+/* A phase ends when each lane's cp.async have been performed, which its arrive.noinc waits for; the wait
+ * acquires them for all lanes. A place is copied to again only after __syncwarp behind the last read of it.
+ * racecheck does not see the former. */
+
+/* A warp's copy of a chunk, 16 bytes a lane at a time; the barrier's phase ends when all of it is there. A
+ * bulk copy of each chunk was as fast on an H200: neither the copies nor their number are what holds these
+ * kernels at two thirds of the memory's rate.
+ * Weights are read once: they should not push x out of the L2. */
+__device__ __forceinline__ void copy_weights(uint32_t to, const uint8_t *from, int bytes, uint32_t barrier,
+                                             int lane)
 {
-    asm volatile("{\n"
-                 ".reg .b64 policy;\n"
-                 "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-                 "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%3], %2;\n"
-                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                 " [%0], [%1], %2, [%3], policy;\n"
-                 "}\n" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#pragma unroll
+    for (int i = 0; i < (CHUNK_BYTES + 511) / 512; i++) {
+        const int at = i * 512 + 16 * lane;
+        if (at < bytes)
+            asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to + at),
+                         "l"(from + at), "l"(policy)
+                         : "memory");
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 /* ---- one unit -------------------------------------------------------------------------------------- */
@@ -221,9 +231,8 @@ __device__ __forceinline__ void ring_fill(struct ring *r, int warp, int lane)
 {
     while (r->ahead < r->n_stage && ring_next(r, warp)) {
         const int n = min(CHUNK_UNITS, r->left);
-        if (lane == 0)
-            copy_weights(shared_address(r->data + r->put * CHUNK_BYTES), r->from, n * CUDA_UNIT_BYTES,
-                         r->barrier + 8u * r->put);
+        copy_weights(shared_address(r->data + r->put * CHUNK_BYTES), r->from, n * CUDA_UNIT_BYTES,
+                     r->barrier + 8u * r->put, lane);
         r->from += n * CUDA_UNIT_BYTES;
         r->left -= n;
         r->put = r->put + 1 == r->n_stage ? 0 : r->put + 1;

@@ -1,0 +1,326 @@
+/* Checks of the GPU's operators on single rows: table, norm, SwiGLU, argmax, router. */
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "fp4/fp4.h"
+#include "kernels/checkkern_cuda_case.h"
+#include "kernels/ops.h"
+
+#define BF16_ROUNDING   0x1p-8
+#define ROUNDING        0x1p-20 /* of a few operations in fp32 */
+#define WEIGHT_ROUNDING 0x1p-18
+#define SUM_ROUNDING    0x1p-18 /* of a sum of a few hundred */
+
+/* n_row rows of which `real` are; the count in the device's memory. */
+static int32_t *counted(struct gpu_case *c, uint64_t *seed, int n_row, int *real)
+{
+    *real = checkkern_int(seed, 0, 3) ? checkkern_int(seed, 1, n_row) : n_row;
+    return gpu_case_in(c, real, sizeof(*real));
+}
+
+static const enum cuda_weight_type plain_type[] = {CUDA_BF16, CUDA_F32, CUDA_F16, CUDA_FP8, CUDA_NVFP4};
+
+static bool embed_case(const struct checkkern_gpu *g, uint64_t *seed, int round, struct checkkern_report *r)
+{
+    struct gpu_case c;
+    gpu_case_begin(&c, g, r);
+    int n_row = checkkern_int(seed, 1, 40), H = 16 * checkkern_int(seed, 1, 20), vocab = 50, real;
+    int32_t *count = counted(&c, seed, n_row, &real);
+    struct gpu_matrix m = gpu_case_matrix(&c, seed, plain_type[round % 5], 1, vocab, H);
+    int32_t *tok = arena_alloc(g->arena, (size_t)n_row, sizeof(*tok));
+    for (int t = 0; t < n_row; t++)
+        tok[t] = t >= real ? 0x7fffffff : checkkern_int(seed, 0, 9) ? checkkern_int(seed, 0, vocab - 1) : -3;
+    float *y = gpu_case_out(&c, (size_t)(n_row * H) * 4);
+    struct cuda_op op = {.kind = CUDA_OP_EMBED, .n_row = n_row, .count = count};
+    op.as.embed = (struct cuda_embed){m.w, gpu_case_in(&c, tok, (size_t)n_row * 4), y, vocab, H};
+    bool ok = gpu_case_run(&c, &op, 1);
+    const float *out = gpu_case_result(&c, y);
+    for (int i = 0; ok && i < real * H; i++) {
+        int row = tok[i / H] < 0 ? 0 : tok[i / H];
+        float expected = m.value[row * H + i % H] * m.scale[0];
+        ok = checkkern_case(r, out[i] == expected, "row %d of %d, column %d: %g, expected %g", i / H, n_row,
+                            i % H, (double)out[i], (double)expected);
+    }
+    gpu_case_end(&c);
+    return ok;
+}
+
+bool checkkern_cuda_embed(const struct checkkern_gpu *g, struct checkkern_report *r)
+{
+    uint64_t seed = g->seed;
+    bool ok = true;
+    for (int i = 0; i < g->rounds && ok; i++)
+        ok = embed_case(g, &seed, i, r);
+    return ok;
+}
+
+static bool norm_case(const struct checkkern_gpu *g, uint64_t *seed, int round, struct checkkern_report *r)
+{
+    struct gpu_case c;
+    gpu_case_begin(&c, g, r);
+    int n_row = checkkern_int(seed, 1, 20), n_all = n_row + 5, real, n_delta = round % 3;
+    int n = round % 7 == 6 ? 5120 : checkkern_int(seed, 1, 700);
+    int32_t *count = counted(&c, seed, n_row, &real), row[64];
+    size_t all = (size_t)n_all * (size_t)n;
+    float *residual = gpu_case_floats(&c, seed, all, 2.0f),
+          *weight = gpu_case_floats(&c, seed, (size_t)n, 1.0f);
+    float *delta[2] = {gpu_case_floats(&c, seed, all, 1.0f), gpu_case_floats(&c, seed, all, 1.0f)};
+    bool gather = round % 2, only_float = round % 5 == 4;
+    for (int t = 0; t < n_row; t++)
+        row[t] = t < real ? checkkern_int(seed, 0, n_all - 1) : -100;
+    struct cuda_op op = {.kind = CUDA_OP_ADD_NORM, .n_row = n_row, .count = count};
+    struct cuda_add_norm *a = &op.as.add_norm;
+    a->residual = gpu_case_in_out(&c, residual, all * 4);
+    for (int i = 0; i < n_delta; i++)
+        a->delta[i] = gpu_case_in(&c, delta[i], all * 4);
+    a->row = gather ? gpu_case_in(&c, row, (size_t)n_row * 4) : NULL;
+    a->weight = gpu_case_in(&c, weight, (size_t)n * 4);
+    a->y = only_float ? NULL : gpu_case_out(&c, (size_t)(n_row * n) * 2);
+    a->y_float = gpu_case_out(&c, (size_t)(n_row * n) * 4);
+    a->n = n;
+    a->eps = 1e-5f;
+    bool ok = gpu_case_run(&c, &op, 1);
+    const float *y_float = gpu_case_result(&c, a->y_float), *after = gpu_case_result(&c, a->residual);
+    const uint16_t *y = a->y ? gpu_case_result(&c, a->y) : NULL;
+    for (int t = 0; t < real && ok; t++) {
+        double square = 0;
+        float *sum = arena_alloc(g->arena, (size_t)n, sizeof(float));
+        for (int i = 0; i < n; i++) {
+            size_t from = (size_t)((gather ? row[t] : t) * n + i);
+            float d = n_delta == 2 ? delta[1][from] + delta[0][from] : n_delta ? delta[0][from] : 0.0f;
+            sum[i] = residual[from] + d;
+            square += (double)sum[i] * (double)sum[i];
+            ok = ok && checkkern_case(r, after[from] == (gather ? residual[from] : sum[i]),
+                                      "residual of row %d, column %d: %g", t, i, (double)after[from]);
+        }
+        double by = 1.0 / sqrt(square / n + (double)a->eps);
+        for (int i = 0; i < n && ok; i++) {
+            double expected = (double)sum[i] * by * (double)weight[i],
+                   slack = fabs(expected) * ROUNDING + 1e-20;
+            double found = (double)y_float[t * n + i];
+            ok = checkkern_near(r, found, expected, slack) &&
+                 (!y || y[t * n + i] == bf16_from_float(y_float[t * n + i]));
+            checkkern_case(r, ok, "row %d of %d, column %d of %d: %g, expected %g", t, n_row, i, n, found,
+                           expected);
+        }
+    }
+    gpu_case_end(&c);
+    return ok;
+}
+
+bool checkkern_cuda_add_norm(const struct checkkern_gpu *g, struct checkkern_report *r)
+{
+    uint64_t seed = g->seed;
+    bool ok = true;
+    for (int i = 0; i < g->rounds && ok; i++)
+        ok = norm_case(g, &seed, i, r);
+    return ok;
+}
+
+static bool swiglu_case(const struct checkkern_gpu *g, uint64_t *seed, struct checkkern_report *r)
+{
+    struct gpu_case c;
+    gpu_case_begin(&c, g, r);
+    int n_row = checkkern_int(seed, 1, 20), n = checkkern_int(seed, 1, 900), real;
+    int32_t *count = counted(&c, seed, n_row, &real);
+    size_t all = (size_t)(n_row * n);
+    float *gate = gpu_case_floats(&c, seed, all, 9.0f), *up = gpu_case_floats(&c, seed, all, 3.0f);
+    struct cuda_op op = {.kind = CUDA_OP_SWIGLU, .n_row = n_row, .count = count};
+    uint16_t *h = gpu_case_out(&c, all * 2);
+    op.as.swiglu = (struct cuda_swiglu){gpu_case_in(&c, gate, all * 4), gpu_case_in(&c, up, all * 4), h, n};
+    bool ok = gpu_case_run(&c, &op, 1);
+    const uint16_t *out = gpu_case_result(&c, h);
+    for (int i = 0; i < real * n && ok; i++) {
+        double expected = (double)gate[i] / (1.0 + exp(-(double)gate[i])) * (double)up[i];
+        ok =
+            checkkern_near(r, (double)bf16_to_float(out[i]), expected, fabs(expected) * BF16_ROUNDING + 1e-9);
+        checkkern_case(r, ok, "element %d: %g, expected %g", i, (double)bf16_to_float(out[i]), expected);
+    }
+    gpu_case_end(&c);
+    return ok;
+}
+
+bool checkkern_cuda_swiglu(const struct checkkern_gpu *g, struct checkkern_report *r)
+{
+    uint64_t seed = g->seed;
+    bool ok = true;
+    for (int i = 0; i < g->rounds && ok; i++)
+        ok = swiglu_case(g, &seed, r);
+    return ok;
+}
+
+/* Many equal values, NaN among them, infinities; rows of nothing but NaN. */
+static bool argmax_case(const struct checkkern_gpu *g, uint64_t *seed, int round, struct checkkern_report *r)
+{
+    struct gpu_case c;
+    gpu_case_begin(&c, g, r);
+    int n_row = checkkern_int(seed, 1, 6), n = checkkern_int(seed, 1, round % 4 ? 5000 : 3), real;
+    int32_t *count = counted(&c, seed, n_row, &real);
+    float *x = arena_alloc(g->arena, (size_t)(n_row * n), sizeof(float));
+    for (int i = 0; i < n_row * n; i++) {
+        int kind = checkkern_int(seed, 0, 40);
+        x[i] = kind == 0 || round % 6 == 5 ? NAN : kind == 1 ? -INFINITY : (float)checkkern_int(seed, -9, 9);
+    }
+    struct cuda_op op = {.kind = CUDA_OP_ARGMAX, .n_row = n_row, .count = count};
+    int32_t *id = gpu_case_out(&c, (size_t)n_row * 4);
+    op.as.argmax = (struct cuda_argmax){gpu_case_in(&c, x, (size_t)(n_row * n) * 4), id, n};
+    bool ok = gpu_case_run(&c, &op, 1);
+    const int32_t *out = gpu_case_result(&c, id);
+    for (int t = 0; t < real && ok; t++) {
+        int best = -1;
+        for (int i = 0; i < n; i++)
+            if (!isnan(x[t * n + i]) && (best < 0 || x[t * n + i] > x[t * n + best]))
+                best = i;
+        best = best < 0 ? 0 : best;
+        ok = checkkern_case(r, out[t] == best, "row %d of %d: %d, expected %d", t, n, out[t], best);
+    }
+    gpu_case_end(&c);
+    return ok;
+}
+
+bool checkkern_cuda_argmax(const struct checkkern_gpu *g, struct checkkern_report *r)
+{
+    uint64_t seed = g->seed;
+    bool ok = true;
+    for (int i = 0; i < g->rounds && ok; i++)
+        ok = argmax_case(g, &seed, i, r);
+    return ok;
+}
+
+/* ---- router ---------------------------------------------------------------------------------------- */
+
+/* Logits against float64; the choice and the weights against the CPU's router on the same logits. */
+struct router_case {
+    struct cuda_op op;
+    struct gpu_matrix m;
+    const float *x, *bias; /* one row of x may be zeros, one NaN */
+    int n_row, real, E, K;
+};
+
+static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int round)
+{
+    struct router_case s = {.n_row = checkkern_int(seed, 1, round % 4 == 3 ? 70 : 9)};
+    const int group = 1 + round % 3 * 2;
+    s.E = group * checkkern_int(seed, 2, (round % 6 == 4 ? 330 : 80) / group);
+    s.K = 16 * checkkern_int(seed, 1, 12);
+    int top_k = checkkern_int(seed, 1, s.E < 8 ? s.E : 8), top_group = checkkern_int(seed, 1, group);
+    while (top_k > top_group * (s.E / group))
+        top_k--;
+    s.op = (struct cuda_op){.kind = CUDA_OP_ROUTER, .n_row = s.n_row};
+    s.op.count = counted(c, seed, s.n_row, &s.real);
+    s.m = gpu_case_matrix(c, seed, plain_type[round % 2], 1, s.E, s.K);
+    float *x = gpu_case_floats(c, seed, (size_t)(s.n_row * s.K), 2.0f / sqrtf((float)s.K));
+    for (int k = 0; k < s.K && round % 3 == 0; k++) /* equal logits: the lowest indices win */
+        x[k] = 0.0f;
+    for (int k = 0; k < s.K && round % 8 == 5; k++) /* no number at all: experts that exist all the same */
+        x[(s.real - 1) * s.K + k] = NAN;
+    s.x = x;
+    s.bias = gpu_case_floats(c, seed, (size_t)s.E, 0.3f);
+    size_t n_slot = (size_t)(s.n_row * top_k);
+    uint64_t *zero = arena_alloc(c->g->arena, (size_t)s.E, sizeof(*zero));
+    memset(zero, 0, (size_t)s.E * sizeof(*zero));
+    s.op.as.router = (struct cuda_router){
+        .w = s.m.w,
+        .x = gpu_case_in(c, s.x, (size_t)(s.n_row * s.K) * 4),
+        .K = s.K,
+        .logits = gpu_case_out(c, (size_t)(s.n_row * s.E) * 4),
+        .bias = round % 5 > 2 ? gpu_case_in(c, s.bias, (size_t)s.E * 4) : NULL,
+        .sigmoid = round % 4 > 1,
+        .normalize = round % 3 > 0,
+        .softmax_topk = round % 7 == 6,
+        .norm_add = round % 2,
+        .n_expert = s.E,
+        .top_k = top_k,
+        .n_group = group,
+        .top_group = top_group,
+        .norm_min = 1e-3f,
+        .scaling = 1.25f,
+        .expert = gpu_case_out(c, n_slot * 4),
+        .weight = gpu_case_out(c, n_slot * 4),
+        .load = gpu_case_in_out(c, zero, (size_t)s.E * sizeof(*zero)),
+    };
+    return s;
+}
+
+static bool check_logits(struct gpu_case *c, const struct router_case *s, const float *logits)
+{
+    for (int i = 0; i < s->real * s->E; i++) {
+        double sum = 0, size = 0;
+        for (int k = 0; k < s->K; k++) {
+            double term = (double)s->m.value[i % s->E * s->K + k] * (double)s->x[i / s->E * s->K + k];
+            sum += term;
+            size += fabs(term);
+        }
+        double by = (double)s->m.scale[0], found = (double)logits[i];
+        bool ok = isnan(sum) ? isnan(found)
+                             : checkkern_near(c->report, found, sum * by, size * by * SUM_ROUNDING + 1e-30);
+        if (!checkkern_case(c->report, ok, "logit %d: %g, expected %g", i, found, sum * by))
+            return false;
+    }
+    return true;
+}
+
+static bool check_choice(struct gpu_case *c, const struct router_case *s)
+{
+    const struct cuda_router *a = &s->op.as.router;
+    const float *weight = gpu_case_result(c, a->weight);
+    const int32_t *expert = gpu_case_result(c, a->expert);
+    const uint64_t *load = gpu_case_result(c, a->load);
+    size_t n_slot = (size_t)(s->n_row * a->top_k);
+    int32_t *id = arena_alloc(c->g->arena, n_slot, sizeof(*id));
+    float *w = arena_alloc(c->g->arena, n_slot, sizeof(*w));
+    struct router_args ref = {.logits = gpu_case_result(c, a->logits),
+                              .bias = a->bias ? s->bias : NULL,
+                              .score = a->sigmoid ? ROUTER_SIGMOID : ROUTER_SOFTMAX,
+                              .m = s->real,
+                              .n_expert = a->n_expert,
+                              .top_k = a->top_k,
+                              .n_group = a->n_group,
+                              .top_group = a->top_group,
+                              .normalize = a->normalize,
+                              .softmax_topk = a->softmax_topk,
+                              .norm_min = a->norm_min,
+                              .norm_add = a->norm_add,
+                              .scaling = a->scaling,
+                              .expert = id,
+                              .weight = w};
+    struct pool *pool;
+    struct nyb_err err;
+    if (pool_open(&pool, 1, &err))
+        return checkkern_case(c->report, false, "no pool for the reference");
+    router_ref(pool, &ref);
+    pool_close(pool);
+    uint64_t *times = arena_alloc(c->g->arena, (size_t)a->n_expert, sizeof(*times));
+    memset(times, 0, (size_t)a->n_expert * sizeof(*times));
+    for (int i = 0; i < s->n_row * a->top_k; i++) {
+        bool padding = i >= s->real * a->top_k;
+        int e = padding ? -1 : id[i];
+        double expected = padding ? 0.0 : (double)w[i];
+        bool ok = expert[i] == e && (isnan(expected) ? isnan(weight[i])
+                                                     : checkkern_near(c->report, (double)weight[i], expected,
+                                                                      WEIGHT_ROUNDING * expected));
+        if (!padding)
+            times[e]++;
+        if (!checkkern_case(c->report, ok, "row %d, place %d: expert %d by %g, expected %d by %g",
+                            i / a->top_k, i % a->top_k, expert[i], (double)weight[i], e, expected))
+            return false;
+    }
+    return checkkern_case(c->report, memcmp(times, load, (size_t)a->n_expert * sizeof(*times)) == 0,
+                          "choices counted wrongly");
+}
+
+bool checkkern_cuda_router(const struct checkkern_gpu *g, struct checkkern_report *r)
+{
+    uint64_t seed = g->seed;
+    bool ok = true;
+    for (int i = 0; i < 2 * g->rounds && ok; i++) {
+        struct gpu_case c;
+        gpu_case_begin(&c, g, r);
+        struct router_case s = make_router(&c, &seed, i);
+        ok = gpu_case_run(&c, &s.op, 1) && check_logits(&c, &s, gpu_case_result(&c, s.op.as.router.logits)) &&
+             check_choice(&c, &s);
+        gpu_case_end(&c);
+    }
+    return ok;
+}

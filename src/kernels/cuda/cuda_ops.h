@@ -1,0 +1,251 @@
+/* The operators of a transformer step on a GPU, as plain data: what the program hands to the plug-in.
+ *
+ * A step is an array of struct cuda_op, run in order on one stream. All pointers in it are the device's, all
+ * arrays are row-major without gaps. What changes from step to step (tokens, positions, counts) lies in
+ * device memory at addresses that do not change, so that an array of operators can be recorded once as a
+ * graph and replayed: an operator's `n_row` is what its grid covers, `*count` how many rows there really are.
+ * Rows from *count on may be computed from whatever is in memory, finite or not, and written to their own
+ * place; they read and write nothing else: no cache slot, no other row, no counter.
+ *
+ * Every operator gives the same bits on every run, and a row's result does not depend on other rows, except
+ * that it may depend on which kernel its number of rows selects.
+ *
+ * bf16 is uint16_t, rounded to nearest even. Sums are fp32. Numbers in [brackets] are shapes. */
+#ifndef NYB_KERNELS_CUDA_OPS_H
+#define NYB_KERNELS_CUDA_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define CUDA_ROWS_MAX    32  /* tokens in a call of the kernels for few rows */
+#define CUDA_SLOTS_MAX   256 /* tokens x experts a token, in a call of them  */
+#define CUDA_EXPERTS_MAX 512
+#define CUDA_PARTS_MAX   3 /* matrices that one linear operator multiplies the same rows with */
+#define CUDA_DELTAS_MAX  2
+
+#define CUDA_KV_BLOCK 16 /* tokens a block of the cache */
+#define CUDA_SPLIT_KEYS \
+    128 /* keys of a sequence that one part of split attention walks, cut at absolute positions */
+#define CUDA_TILE_TOKENS 64 /* tokens of one sequence in a tile of attention over several rows */
+
+/* ---- weights ------------------------------------------------------------------------------------- */
+
+enum cuda_weight_type {
+    CUDA_NVFP4_PACKED, /* cuda_layout.h; K a multiple of 64                                                */
+    CUDA_NVFP4,        /* data [n][K/2], low nibble first; block [n][K/16] e4m3, positive, 0x7f is 480     */
+    CUDA_FP8,          /* data [n][K] e4m3 */
+    CUDA_BF16,
+    CUDA_F16,
+    CUDA_F32,
+};
+
+/* A matrix of n rows (outputs) of K, row-major but for the packed one; 256-byte aligned. Several of one shape
+ * (experts) follow each other without a gap in each array: data, block, scale. */
+struct cuda_weight {
+    int32_t type;
+    const uint8_t *data;
+    const uint8_t *block; /* CUDA_NVFP4, else NULL */
+    const float *scale;   /* [1]: multiplies the products. Never NULL */
+};
+
+/* ---- operators ----------------------------------------------------------------------------------- */
+
+/* residual[t] = table[tok[t]] * scale. A token outside of the table counts as 0. */
+struct cuda_embed {
+    struct cuda_weight table; /* not packed */
+    const int32_t *tok;       /* [n_row] */
+    float *residual;          /* [n_row][hidden] */
+    int32_t vocab, hidden;
+};
+
+/* r = residual[row ? row[t] : t] + (delta[1] + delta[0], or delta[0], or nothing), the deltas of that row
+ * too; y[t] = r * rsqrt(mean(r^2) + eps) * weight. Where `row` is NULL, r replaces residual[t]. The sum of
+ * squares is of fixed order. */
+struct cuda_add_norm {
+    float *residual;                     /* [][n] */
+    const float *delta[CUDA_DELTAS_MAX]; /* [][n]; NULL: absent, the second only after the first */
+    const int32_t *row;                  /* [n_row] or NULL */
+    const float *weight;                 /* [n] */
+    uint16_t *y;                         /* bf16 [n_row][n], 16-byte aligned */
+    float *y_float;                      /* [n_row][n] unrounded, or NULL */
+    int32_t n;
+    float eps;
+};
+
+/* out = x * w^T * scale + bias for each part. All parts have the same type; those of the packed type may lie
+ * one after the other in memory (as q, k and v do), which a kernel may look for. */
+struct cuda_linear_part {
+    struct cuda_weight w;
+    const float *bias; /* [n_out] or NULL */
+    float *out;        /* [n_row][n_out] */
+    int32_t n_out;
+};
+struct cuda_linear {
+    struct cuda_linear_part part[CUDA_PARTS_MAX];
+    int32_t n_part, K;
+    const uint16_t *x;    /* bf16 [n_row][K], 16-byte aligned; or NULL, and then */
+    const float *x_float; /* [n_row][K]: products of fp32 */
+};
+
+/* One layer's cache: block b has CUDA_KV_BLOCK tokens of all KV heads, cuda_kv_block_bytes() of keys at k + b
+ * * that, and as many of values. The layout inside is the kernels'. */
+enum cuda_kv_type { CUDA_KV_F32, CUDA_KV_BF16, CUDA_KV_FP8 };
+struct cuda_kv {
+    uint8_t *k, *v;
+    const float *scale; /* [2] of keys, of values; stored = x / scale, saturated. Ones where not FP8 */
+    int32_t type, n_kv_head, head_dim;
+};
+static inline size_t cuda_kv_block_bytes(int type, int n_kv_head, int head_dim)
+{
+    size_t width = type == CUDA_KV_F32 ? 4 : type == CUDA_KV_BF16 ? 2 : 1;
+    return (size_t)CUDA_KV_BLOCK * (size_t)n_kv_head * (size_t)head_dim * width;
+}
+
+/* RMSNorm of each head of q and of k where there are weights, rotation of the first rotary_dim elements of
+ * each, q to bf16, k and v into the cache at slot[t]. k and v are left as they are or not: nobody reads them
+ * again. Position and slot are of real rows only. */
+struct cuda_qkv {
+    const float *q;               /* [n_row][n_head * head_dim]     */
+    const float *k, *v;           /* [n_row][n_kv_head * head_dim]  */
+    const float *q_norm, *k_norm; /* [head_dim] or NULL             */
+    const float *cos, *sin;       /* [][rotary_dim / 2], by position */
+    const int32_t *pos, *slot;    /* [n_row]; slot = block * CUDA_KV_BLOCK + offset */
+    uint16_t *q_out;              /* bf16 [n_row][n_head * head_dim], 16-byte aligned */
+    struct cuda_kv kv;
+    int32_t n_head, rotary_dim;
+    bool interleaved; /* pairs (2i, 2i + 1), else (i, i + rotary_dim / 2) */
+    float eps;
+};
+
+/* Rows [row, row + n_row) are tokens of sequence `seq` at positions pos[row], pos[row] + 1, ... */
+struct cuda_tile {
+    int32_t row, n_row, seq, unused;
+};
+
+/* Causal attention over the paged cache: row t of sequence s sees keys 0..pos[t] of blocks
+ * block_table[s * *stride + i]. Each row is either one of `single` (its sequence has one row in this step:
+ * split over keys, parts merged in order of position) or in one tile. n_single and n_tile are what the grids
+ * cover, and n_split * CUDA_SPLIT_KEYS keys what the rows of `single` see at most; real counts lie in memory.
+ */
+struct cuda_attention {
+    const uint16_t *q; /* bf16 [n_row][n_head * head_dim] */
+    uint16_t *y;       /* bf16 [n_row][n_head * head_dim] */
+    struct cuda_kv kv;
+    const int32_t *pos;                       /* [n_row] */
+    const int32_t *block_table;               /* [sequence][*stride] */
+    const int32_t *stride;                    /* [1] */
+    const struct cuda_tile *single;           /* [n_single], n_row 1 */
+    const struct cuda_tile *tile;             /* [n_tile], n_row 1 to CUDA_TILE_TOKENS */
+    const int32_t *single_count, *tile_count; /* [1] */
+    int32_t n_single, n_tile, n_split;
+    int32_t n_head;
+    float scale;
+};
+
+/* The choice of experts, as struct router_args of kernels/kernels.h has it. */
+struct cuda_router {
+    struct cuda_weight w; /* n_expert rows of K, not packed */
+    const float *x;       /* [n_row][K]: logits are products of fp32 */
+    int32_t K;
+    float *logits;     /* [n_row][n_expert], room for them */
+    const float *bias; /* [n_expert] or NULL */
+    bool sigmoid;      /* else softmax */
+    bool normalize, softmax_topk, norm_add;
+    int32_t n_expert, top_k, n_group, top_group;
+    float norm_min, scaling;
+    int32_t *expert; /* [n_row][top_k], best first, ties to the lowest index; -1 in rows from *count on */
+    float *weight;   /* [n_row][top_k]; 0 in rows from *count on */
+    uint64_t *load;  /* [n_expert]: one more for each choice of a real row (atomic adds); NULL: not counted */
+};
+
+/* out[t] = sum over j, in order, of weight[t][j] * down(h) of expert id[t][j], h = silu(gate(x[t])) *
+ * up(x[t]) rounded to bf16; ids below zero are of no expert here. The kernels for packed weights. */
+struct cuda_moe {
+    const uint8_t *gate_up; /* [n_expert] packed pairs: 2 * inner rows of hidden    */
+    const uint8_t *down;    /* [n_expert] packed: hidden rows of inner              */
+    const float *gate_scale, *up_scale, *down_scale; /* [n_expert] */
+    const uint16_t *x;                               /* bf16 [n_row][hidden], 16-byte aligned */
+    const int32_t *id;                               /* [n_row][n_used] */
+    const float *weight;                             /* [n_row][n_used] */
+    float *out;                                      /* [n_row][hidden] */
+    int32_t n_used, n_expert, hidden, inner;         /* the last two multiples of 64 */
+};
+
+/* The same for weights that are not packed, of any type and size, with biases: simple, not fast. */
+struct cuda_moe_plain {
+    struct cuda_weight gate, up, down; /* [n_expert] each */
+    const float *gate_bias, *up_bias,
+        *down_bias; /* [n_expert][inner], [n_expert][inner], [n_expert][hidden], or NULL */
+    const uint16_t *x;
+    const int32_t *id;
+    const float *weight;
+    float *out;
+    int32_t n_used, n_expert, hidden, inner;
+};
+
+/* h = silu(gate) * up, rounded to bf16 */
+struct cuda_swiglu {
+    const float *gate, *up; /* [n_row][n] */
+    uint16_t *h;            /* bf16 [n_row][n], 16-byte aligned */
+    int32_t n;
+};
+
+/* id[t] = index of the largest of x[t]: the lowest among equals, and of numbers only; 0 where all are NaN. */
+struct cuda_argmax {
+    const float *x; /* [n_row][n] */
+    int32_t *id;    /* [n_row] */
+    int32_t n;
+};
+
+enum cuda_op_kind {
+    CUDA_OP_EMBED,
+    CUDA_OP_ADD_NORM,
+    CUDA_OP_LINEAR,
+    CUDA_OP_QKV,
+    CUDA_OP_ATTENTION,
+    CUDA_OP_ROUTER,
+    CUDA_OP_MOE,
+    CUDA_OP_MOE_PLAIN,
+    CUDA_OP_SWIGLU,
+    CUDA_OP_ARGMAX,
+    CUDA_OP_KINDS,
+};
+
+struct cuda_op {
+    int32_t kind;         /* enum cuda_op_kind */
+    int32_t n_row;        /* that the launch covers, at least 1 */
+    const int32_t *count; /* [1] rows that are real; NULL: n_row. Never more than n_row */
+    union {
+        struct cuda_embed embed;
+        struct cuda_add_norm add_norm;
+        struct cuda_linear linear;
+        struct cuda_qkv qkv;
+        struct cuda_attention attention;
+        struct cuda_router router;
+        struct cuda_moe moe;
+        struct cuda_moe_plain moe_plain;
+        struct cuda_swiglu swiglu;
+        struct cuda_argmax argmax;
+    } as;
+};
+
+/* ---- weights on their way in --------------------------------------------------------------------- */
+
+/* Rows of an NVFP4 matrix, as checkpoints have them, into packed form on the device. */
+enum cuda_pack_rows {
+    CUDA_PACK_WHOLE, /* row r of the matrix is row r of the tiles */
+    CUDA_PACK_GATE,  /* row r is row r % 8 of tile r / 8, and the other eight rows of it stay as they are */
+    CUDA_PACK_UP,    /* the same, row r % 8 + 8 */
+};
+struct cuda_pack {
+    uint8_t *device;       /* the matrix, or the pair, from its beginning */
+    const uint8_t *codes;  /* the host's: [n_row][K/2]                     */
+    const uint8_t *scales; /* the host's: [n_row][K/16], not negative      */
+    int32_t rows;          /* enum cuda_pack_rows */
+    int32_t first, n_row;  /* `first` is a multiple of 16; n_row too, unless they are the last */
+    int32_t n_whole, K; /* rows of the whole matrix (of a pair: of one of the two); padding rows of the last
+                           tile become zeros */
+};
+
+#endif

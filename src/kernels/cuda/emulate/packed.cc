@@ -1,0 +1,161 @@
+/* Plain versions of the kernels over packed weights, for the emulator: those use bulk copies and wgmma. The
+ * same entry points, the same meaning, rows read through the packed layout. */
+#include "kernels/cuda/cuda_layout.h"
+#include "kernels/cuda/plugin/internal.h"
+#include "kernels/cuda/plugin/prefill.cuh"
+
+#define THREADS 32
+
+/* A code of the word of pair p, half h: see cuda_layout.c. */
+static float code_value(uint32_t word, int p, int h)
+{
+    static const int turn[4] = {0, 4, 10, 6};
+    uint32_t code = 0;
+    for (int b = 0; b < 4; b++) {
+        const int target = b == 3 ? 15 : 6 + b, by = p == 3 && target == 8 ? 14 : turn[p];
+        code |= (word >> ((target + 16 * h - by) & 31) & 1u) << b;
+    }
+    return e2m1_float(code);
+}
+
+/* Row `row` of a matrix of packed rows of K, times x. */
+static float dot(const uint8_t *packed, size_t row, const uint16_t *x, int K)
+{
+    const uint8_t *tile = packed + row / CUDA_UNIT_ROWS * (size_t)(K / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
+    const int r = (int)(row % CUDA_UNIT_ROWS);
+    float sum = 0.0f;
+    for (int k = 0; k < K; k += 2) {
+        const uint8_t *unit = tile + (size_t)(k / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
+        const int block = k % CUDA_UNIT_K / 16, lane = r % 8 * 4 + k % 16 / 4, pair = k % 4 / 2 * 2 + r / 8;
+        uint32_t word;
+        memcpy(&word, unit + 16 * lane + 4 * block, 4);
+        const uint32_t code = unit[CUDA_UNIT_CODES + r % 8 * 8 + block * 2 + r / 8];
+        const float scale = ldexpf((float)(8 + (code & 7)), (int)(code >> 3) - 13);
+        sum += code_value(word, pair, 0) * scale * bf16_float(x[k]) +
+               code_value(word, pair, 1) * scale * bf16_float(x[k + 1]);
+    }
+    return sum;
+}
+
+/* ---- dense ----------------------------------------------------------------------------------------- */
+
+static void linear_kernel(const packed_linear w)
+{
+    const int o = (int)(blockIdx.x * THREADS + threadIdx.x), row = (int)blockIdx.y;
+    if (o >= w.n_out)
+        return;
+    const struct packed_part &part = w.part[packed_part_of(w, o)];
+    const int at = o - part.first;
+    part.out[(size_t)row * part.n_out + at] =
+        dot(w.weight, (size_t)o, w.x + (size_t)row * w.K, w.K) * *part.scale +
+        (part.bias ? part.bias[at] : 0.0f);
+}
+
+static const char *any_rows(const struct packed_linear *w, cudaStream_t stream)
+{
+    const dim3 grid((unsigned)(w->n_out + THREADS - 1) / THREADS, (unsigned)w->n_row);
+    return gpu_why(gpu_launch(linear_kernel, grid, THREADS, 0, stream, *w));
+}
+
+const char *linear_start(const struct packed_linear *w, const struct gpu_limits *, cudaStream_t stream)
+{
+    if (w->n_row < 1 || w->n_row > CUDA_ROWS_MAX || w->n_out < 1 || w->K < 64 || w->K % 64)
+        return "linear: expected 1 to 32 rows and K a multiple of 64";
+    return any_rows(w, stream);
+}
+
+bool prefill_linear_takes(const struct packed_linear *, const struct gpu_limits *)
+{
+    return true;
+}
+
+size_t prefill_linear_bytes(int, int)
+{
+    return 256;
+}
+
+const char *prefill_linear_start(const struct packed_linear *w, bool, void *, cudaStream_t stream)
+{
+    return any_rows(w, stream);
+}
+
+/* ---- experts --------------------------------------------------------------------------------------- */
+
+/* Where row i of gate, or of up, lies in a pair. */
+static size_t pair_row(int i, bool up)
+{
+    return (size_t)(i / 8 * CUDA_UNIT_ROWS + i % 8 + (up ? 8 : 0));
+}
+
+static size_t matrix_bytes(int rows, int K)
+{
+    return (size_t)(rows / CUDA_UNIT_ROWS) * (size_t)(K / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
+}
+
+static void up_kernel(const packed_moe w, uint16_t *h)
+{
+    const int i = (int)(blockIdx.x * THREADS + threadIdx.x), slot = (int)blockIdx.y, e = w.id[slot];
+    if (i >= w.inner || e < 0 || e >= w.n_expert)
+        return;
+    const uint8_t *pair = w.gate_up + (size_t)e * matrix_bytes(2 * w.inner, w.hidden);
+    const uint16_t *x = w.x + (size_t)(slot / w.n_used) * w.hidden;
+    const float gate = dot(pair, pair_row(i, false), x, w.hidden) * w.gate_scale[e];
+    const float up = dot(pair, pair_row(i, true), x, w.hidden) * w.up_scale[e];
+    h[(size_t)slot * w.inner + i] = float_bf16(gate / (1.0f + expf(-gate)) * up);
+}
+
+static void down_kernel(const packed_moe w, const uint16_t *h)
+{
+    const int o = (int)(blockIdx.x * THREADS + threadIdx.x), t = (int)blockIdx.y;
+    if (o >= w.hidden)
+        return;
+    float sum = 0.0f;
+    for (int slot = t * w.n_used; slot < (t + 1) * w.n_used; slot++) {
+        const int e = w.id[slot];
+        if (e < 0 || e >= w.n_expert)
+            continue;
+        const uint8_t *down = w.down + (size_t)e * matrix_bytes(w.hidden, w.inner);
+        sum += w.weight[slot] * (dot(down, (size_t)o, h + (size_t)slot * w.inner, w.inner) * w.down_scale[e]);
+    }
+    w.out[(size_t)t * w.hidden + o] = sum;
+}
+
+static const char *experts(const struct packed_moe *w, uint16_t *h, cudaStream_t stream)
+{
+    const dim3 up((unsigned)(w->inner + THREADS - 1) / THREADS, (unsigned)(w->n_row * w->n_used));
+    const dim3 down((unsigned)(w->hidden + THREADS - 1) / THREADS, (unsigned)w->n_row);
+    const char *why = gpu_why(gpu_launch(up_kernel, up, THREADS, 0, stream, *w, h));
+    return why ? why : gpu_why(gpu_launch(down_kernel, down, THREADS, 0, stream, *w, h));
+}
+
+const char *prefill_check(const struct packed_moe *m)
+{
+    if (m->n_row < 1 || m->n_used < 1 || m->n_row > 65535 / m->n_used)
+        return "moe: the emulator takes at most 65535 pairs of a token and an expert";
+    if (m->n_expert < 1 || m->n_expert > CUDA_EXPERTS_MAX)
+        return "moe: number of experts not in 1 to 512";
+    if (m->hidden < 64 || m->inner < 64 || m->hidden % 64 || m->inner % 64)
+        return "moe: hidden or inner size not a multiple of 64";
+    return nullptr;
+}
+
+const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
+                      const struct gpu_limits *, cudaStream_t stream)
+{
+    if (w->n_row < 1 || w->n_row > CUDA_ROWS_MAX || w->n_used < 1 || w->n_used > CUDA_SLOTS_MAX ||
+        w->n_row * w->n_used > CUDA_SLOTS_MAX)
+        return "moe: expected 1 to 32 tokens and at most 256 pairs of a token and an expert";
+    const char *why = prefill_check(w);
+    return why ? why : experts(w, scratch->h, stream);
+}
+
+size_t prefill_bytes(const struct packed_moe *m)
+{
+    return (size_t)m->n_row * (size_t)m->n_used * (size_t)m->inner * sizeof(uint16_t);
+}
+
+const char *prefill_start(const struct packed_moe *m, void *scratch, cudaStream_t stream)
+{
+    const char *why = prefill_check(m);
+    return why ? why : experts(m, (uint16_t *)scratch, stream);
+}

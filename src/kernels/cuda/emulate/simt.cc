@@ -1,0 +1,293 @@
+#include "kernels/cuda/emulate/simt.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kernels/cuda/emulate/fiber.h"
+#include "kernels/cuda/emulate/simt_stream.h"
+
+#define WARP         32u
+#define SHARED_LIMIT (227u << 10)
+#define POISON       0xff      /* NaNs, and indices far out */
+#define SPINS_MAX    20000000l /* rounds in which threads only spun */
+
+namespace simt
+{
+
+struct warp {
+    unsigned arrived, generation;
+    exchange_kind kind;
+    alignas(16) uint8_t value[2][WARP][16];
+};
+
+enum thread_state { READY, WAITS_BARRIER, WAITS_WARP, DONE };
+
+struct block {
+    std::vector<warp> warps;
+    std::vector<uint8_t> dynamic;
+    struct variable {
+        const void *key;
+        std::unique_ptr<uint8_t[]> memory;
+        void *at;
+    };
+    std::vector<variable> variables;
+    size_t static_bytes;
+    unsigned n_at_barrier;
+    unsigned first; /* thread of the launch */
+    unsigned n_thread;
+};
+
+struct thread {
+    struct fiber fiber;
+    struct place place;
+    thread_state state;
+    unsigned index; /* in its block */
+    struct block *block;
+};
+
+const struct place *here;
+
+static struct {
+    std::mutex lock;
+    std::vector<std::unique_ptr<thread>> threads;
+    std::vector<std::unique_ptr<block>> blocks;
+    thread *running;
+    const std::function<void()> *kernel;
+    unsigned n_launch;
+    bool progress, failed;
+    char error[512];
+    size_t shared;
+} engine;
+
+static void fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+static void fail(const char *fmt, ...)
+{
+    if (engine.failed)
+        return;
+    va_list list;
+    va_start(list, fmt);
+    vsnprintf(engine.error, sizeof(engine.error), fmt, list);
+    va_end(list);
+    engine.failed = true;
+}
+
+const char *launch_error()
+{
+    return engine.error;
+}
+
+static void wait(thread_state state)
+{
+    thread *t = engine.running;
+    t->state = state;
+    fiber_leave(&t->fiber);
+}
+
+static void fail_here(const char *what)
+{
+    const thread *t = engine.running;
+    fail("%s: block %u %u, thread %u", what, t->place.block.x, t->place.block.y, t->index);
+    for (;;) /* the launch ends without this thread */
+        wait(WAITS_BARRIER);
+}
+
+[[noreturn]] static void thread_body()
+{
+    fiber_begin();
+    for (;;) {
+        (*engine.kernel)();
+        wait(DONE);
+    }
+}
+
+void barrier()
+{
+    thread *t = engine.running;
+    block *b = t->block;
+    if (++b->n_at_barrier < b->n_thread) {
+        wait(WAITS_BARRIER);
+        return;
+    }
+    b->n_at_barrier = 0;
+    for (unsigned i = 0; i < b->n_thread; i++)
+        if (engine.threads[b->first + i]->state == WAITS_BARRIER)
+            engine.threads[b->first + i]->state = READY;
+}
+
+const uint8_t (*exchange(exchange_kind kind, const void *value, size_t bytes))[16]
+{
+    thread *t = engine.running;
+    block *b = t->block;
+    warp *w = &b->warps[t->index / WARP];
+    const unsigned lane = t->index % WARP, turn = w->generation % 2;
+    if (w->arrived && w->kind != kind)
+        fail_here("lanes of a warp meet in different exchanges");
+    w->kind = kind;
+    if (bytes)
+        std::memcpy(w->value[turn][lane], value, bytes);
+    w->arrived |= 1u << lane;
+    if (w->arrived != ~0u) {
+        wait(WAITS_WARP);
+        return w->value[turn];
+    }
+    w->arrived = 0;
+    w->generation++;
+    const unsigned first = b->first + t->index / WARP * WARP;
+    for (unsigned i = 0; i < WARP; i++)
+        if (engine.threads[first + i]->state == WAITS_WARP)
+            engine.threads[first + i]->state = READY;
+    return w->value[turn];
+}
+
+void spin()
+{
+    wait(READY);
+}
+
+uint8_t *dynamic_shared()
+{
+    return engine.running->block->dynamic.data();
+}
+
+void *shared_variable(const void *key, size_t bytes, size_t alignment)
+{
+    block *b = engine.running->block;
+    for (const block::variable &v : b->variables)
+        if (v.key == key)
+            return v.at;
+    b->static_bytes += bytes;
+    if (b->static_bytes + b->dynamic.size() > SHARED_LIMIT)
+        fail_here("more shared memory than a block has");
+    std::unique_ptr<uint8_t[]> memory(new uint8_t[bytes + alignment]);
+    std::memset(memory.get(), POISON, bytes + alignment);
+    void *at = (void *)(((uintptr_t)memory.get() + alignment - 1) & ~(uintptr_t)(alignment - 1));
+    b->variables.push_back({key, std::move(memory), at});
+    return at;
+}
+
+/* ---- a launch -------------------------------------------------------------------------------------- */
+
+static bool make_threads(size_t n)
+{
+    while (engine.threads.size() < n) {
+        std::unique_ptr<thread> t(new thread());
+        if (!fiber_make(&t->fiber, thread_body))
+            return false;
+        engine.threads.push_back(std::move(t));
+    }
+    return true;
+}
+
+/* After a failure fibers stand in the middle of a kernel: they cannot be used again. */
+static void drop_threads()
+{
+    for (std::unique_ptr<thread> &t : engine.threads)
+        fiber_free(&t->fiber);
+    engine.threads.clear();
+}
+
+static dim3 at(dim3 size, size_t i)
+{
+    return dim3((unsigned)(i % size.x), (unsigned)(i / size.x % size.y), (unsigned)(i / size.x / size.y));
+}
+
+static void set_up(block *b, unsigned first, dim3 grid, dim3 shape, size_t index)
+{
+    b->first = first;
+    b->n_thread = shape.x * shape.y * shape.z;
+    b->n_at_barrier = 0;
+    b->static_bytes = 0;
+    b->warps.assign((b->n_thread + WARP - 1) / WARP, warp());
+    b->dynamic.assign(engine.shared, POISON);
+    b->variables.clear();
+    for (unsigned i = 0; i < b->n_thread; i++) {
+        thread *t = engine.threads[first + i].get();
+        t->place = {at(shape, i), at(grid, index), shape, grid, i % WARP};
+        t->state = READY;
+        t->index = i;
+        t->block = b;
+    }
+}
+
+static void report_stuck(size_t n)
+{
+    size_t n_barrier = 0, n_warp = 0, n_done = 0;
+    const thread *one = nullptr;
+    for (size_t i = 0; i < n; i++) {
+        const thread *t = engine.threads[i].get();
+        n_barrier += t->state == WAITS_BARRIER;
+        n_warp += t->state == WAITS_WARP;
+        n_done += t->state == DONE;
+        one = !one && t->state != DONE ? t : one;
+    }
+    fail("threads wait for each other: %zu at a barrier, %zu in a warp's exchange, %zu have ended; the first "
+         "is thread %u of block %u %u",
+         n_barrier, n_warp, n_done, one->index, one->place.block.x, one->place.block.y);
+}
+
+/* Until all of n threads have ended. */
+static void run_threads(size_t n, bool backward)
+{
+    long idle = 0;
+    for (size_t left = n; left > 0 && !engine.failed;) {
+        bool any = false, only_spun = true;
+        for (size_t i = 0; i < n && !engine.failed; i++) {
+            thread *t = engine.threads[backward ? n - 1 - i : i].get();
+            if (t->state != READY)
+                continue;
+            any = true;
+            engine.running = t;
+            here = &t->place;
+            fiber_enter(&t->fiber);
+            left -= t->state == DONE;
+            only_spun &= t->state == READY;
+        }
+        if (!any)
+            report_stuck(n);
+        idle = only_spun ? idle + 1 : 0;
+        if (idle * (long)n > SPINS_MAX)
+            fail("threads spin for something that never comes");
+    }
+}
+
+static cudaError_t run(const char *name, dim3 grid, dim3 shape, size_t shared, bool together,
+                       const std::function<void()> &kernel)
+{
+    std::lock_guard<std::mutex> guard(engine.lock);
+    const size_t n_block = (size_t)grid.x * grid.y * grid.z, n_thread = (size_t)shape.x * shape.y * shape.z;
+    const size_t group = together ? n_block : 1;
+    const bool backward = engine.n_launch++ % 2;
+    engine.failed = false;
+    engine.kernel = &kernel;
+    engine.shared = shared;
+    if (n_block == 0 || n_thread == 0 || n_thread > 1024 || shared > SHARED_LIMIT || grid.y > 65535 ||
+        grid.z > 65535)
+        fail("a launch of blocks of %zu threads with %zu bytes of shared memory", n_thread, shared);
+    else if (!make_threads(group * n_thread))
+        fail("no memory for the stacks of %zu threads", group * n_thread);
+    while (engine.blocks.size() < group)
+        engine.blocks.emplace_back(new block());
+    for (size_t b = 0; b < n_block && !engine.failed; b += group) {
+        for (size_t i = 0; i < group; i++)
+            set_up(engine.blocks[i].get(), (unsigned)(i * n_thread), grid, shape,
+                   backward ? n_block - 1 - (b + i) : b + i);
+        run_threads(group * n_thread, backward);
+    }
+    if (!engine.failed)
+        return cudaSuccess;
+    drop_threads();
+    const size_t used = strlen(engine.error);
+    snprintf(engine.error + used, sizeof(engine.error) - used, " (%s)", name);
+    return cudaErrorLaunchFailure;
+}
+
+cudaError_t launch(const char *name, dim3 grid, dim3 block, size_t shared, bool together, cudaStream_t stream,
+                   std::function<void()> kernel)
+{
+    return stream_do(stream, [=] { return run(name, grid, block, shared, together, kernel); });
+}
+
+} // namespace simt

@@ -1,0 +1,355 @@
+#include "kernels/cuda/emulate/simt_runtime.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "kernels/cuda/emulate/simt_stream.h"
+
+#define ALIGNMENT 256
+#define GUARD     64 /* bytes behind a buffer that must stay as they are; sanitizers have better ones */
+#define FILL      0xff
+#define GUARD_IS  0xa5
+
+#if defined(__SANITIZE_ADDRESS__)
+#define HAS_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define HAS_ASAN 1
+#endif
+#endif
+#ifdef HAS_ASAN
+#undef GUARD
+#define GUARD 0
+#endif
+
+struct simt_graph {
+    std::vector<std::function<cudaError_t()>> work;
+};
+struct simt_stream {
+    simt_graph *recording;
+};
+struct simt_event {
+    std::chrono::steady_clock::time_point at;
+};
+
+static std::mutex lock;
+static std::map<const uint8_t *, size_t> device_memory;
+static size_t used;
+static thread_local cudaError_t last_error;
+
+static cudaError_t result(cudaError_t e)
+{
+    if (e != cudaSuccess)
+        last_error = e;
+    return e;
+}
+
+namespace simt
+{
+cudaError_t stream_do(cudaStream_t stream, std::function<cudaError_t()> work)
+{
+    if (!stream || !stream->recording)
+        return result(work());
+    stream->recording->work.push_back(std::move(work));
+    return cudaSuccess;
+}
+} // namespace simt
+
+const char *cudaGetErrorString(cudaError_t e)
+{
+    switch (e) {
+    case cudaSuccess:
+        return "no error";
+    case cudaErrorInvalidValue:
+        return "invalid argument";
+    case cudaErrorMemoryAllocation:
+        return "out of memory";
+    case cudaErrorLaunchFailure:
+        return simt::launch_error();
+    case cudaErrorStreamCaptureInvalidated:
+        return "operation failed while a graph was recorded";
+    case cudaErrorNotReady:
+        return "not ready";
+    }
+    return "unknown error";
+}
+
+cudaError_t cudaPeekAtLastError()
+{
+    return last_error;
+}
+
+cudaError_t cudaGetLastError()
+{
+    const cudaError_t e = last_error;
+    last_error = cudaSuccess;
+    return e;
+}
+
+/* ---- the device ------------------------------------------------------------------------------------ */
+
+static size_t memory_in_all()
+{
+    const char *mib = getenv("NYBBLE_SIMT_MEMORY");
+    const unsigned long long n = mib ? strtoull(mib, nullptr, 10) : 0;
+    return (size_t)(n > 0 && n < 1u << 20 ? n : 4096) << 20;
+}
+
+cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    return result(device == 0 ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
+{
+    memset(p, 0, sizeof(*p));
+    snprintf(p->name, sizeof(p->name), "emulated GPU on this CPU");
+    p->major = 9;
+    p->multiProcessorCount = 4;
+    p->l2CacheSize = 1 << 20;
+    p->totalGlobalMem = memory_in_all();
+    return cudaSetDevice(device);
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int device)
+{
+    switch (what) {
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = 227 << 10;
+        break;
+    case cudaDevAttrMultiProcessorCount:
+        *value = 4;
+        break;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = 9;
+        break;
+    case cudaDevAttrCooperativeLaunch:
+        *value = 1;
+        break;
+    }
+    return cudaSetDevice(device);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------- */
+
+cudaError_t simt_malloc(void **p, size_t bytes)
+{
+    std::lock_guard<std::mutex> guard(lock);
+    void *m = nullptr;
+    *p = nullptr;
+    if (bytes == 0)
+        return cudaSuccess;
+    if (bytes > memory_in_all() - used || posix_memalign(&m, ALIGNMENT, bytes + GUARD) != 0)
+        return result(cudaErrorMemoryAllocation);
+    memset(m, FILL, bytes);
+    memset((uint8_t *)m + bytes, GUARD_IS, GUARD);
+    device_memory[(uint8_t *)m] = bytes;
+    used += bytes;
+    *p = m;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *p)
+{
+    std::lock_guard<std::mutex> guard(lock);
+    if (!p)
+        return cudaSuccess;
+    const auto it = device_memory.find((uint8_t *)p);
+    if (it == device_memory.end())
+        return result(cudaErrorInvalidValue);
+    for (size_t i = 0; i < GUARD; i++)
+        if (it->first[it->second + i] != GUARD_IS) {
+            fprintf(stderr, "emulated GPU: a kernel wrote behind a buffer of %zu bytes\n", it->second);
+            abort();
+        }
+    used -= it->second;
+    device_memory.erase(it);
+    free(p);
+    return cudaSuccess;
+}
+
+cudaError_t simt_malloc_host(void **p, size_t bytes)
+{
+    *p = malloc(bytes);
+    return result(*p ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFreeHost(void *p)
+{
+    free(p);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
+{
+    std::lock_guard<std::mutex> guard(lock);
+    *total_bytes = memory_in_all();
+    *free_bytes = *total_bytes - used;
+    return cudaSuccess;
+}
+
+/* All of it lies in one buffer of the device. */
+static bool is_device(const void *p, size_t bytes)
+{
+    std::lock_guard<std::mutex> guard(lock);
+    auto it = device_memory.upper_bound((const uint8_t *)p);
+    if (it == device_memory.begin())
+        return false;
+    --it;
+    const size_t from = (size_t)((const uint8_t *)p - it->first);
+    return from <= it->second && bytes <= it->second - from;
+}
+
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream)
+{
+    if (bytes && !is_device(p, bytes))
+        return result(cudaErrorInvalidValue);
+    return simt::stream_do(stream, [=] {
+        memset(p, value, bytes);
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaMemset(void *p, int value, size_t bytes)
+{
+    return cudaMemsetAsync(p, value, bytes, nullptr);
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (bytes && (is_device(to, bytes) != to_device || is_device(from, bytes) != from_device))
+        return result(cudaErrorInvalidValue);
+    return simt::stream_do(stream, [=] {
+        memcpy(to, from, bytes);
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
+{
+    return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+}
+
+/* ---- streams, events, graphs ------------------------------------------------------------------------- */
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
+{
+    *stream = new (std::nothrow) simt_stream();
+    return result(*stream ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    delete stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    return result(stream && stream->recording ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+}
+
+cudaError_t cudaDeviceSynchronize()
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event)
+{
+    *event = new (std::nothrow) simt_event();
+    return result(*event ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    return simt::stream_do(stream, [=] {
+        event->at = std::chrono::steady_clock::now();
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+    *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned)
+{
+    return cudaSuccess; /* what was asked for before is done */
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
+{
+    if (stream->recording)
+        return result(cudaErrorInvalidValue);
+    stream->recording = new (std::nothrow) simt_graph();
+    return result(stream->recording ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    *graph = stream->recording;
+    stream->recording = nullptr;
+    return result(*graph ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long)
+{
+    *exec = new (std::nothrow) simt_graph(*graph);
+    return result(*exec ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
+{
+    for (const std::function<cudaError_t()> &work : exec->work) {
+        const cudaError_t e = simt::stream_do(stream, work);
+        if (e != cudaSuccess)
+            return e;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    delete exec;
+    return cudaSuccess;
+}

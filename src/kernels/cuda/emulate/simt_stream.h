@@ -1,0 +1,14 @@
+/* Between the parts of the emulator. */
+#pragma once
+
+#include <functional>
+
+#include "kernels/cuda/emulate/simt_runtime.h"
+
+namespace simt
+{
+/* Now, or into the graph that the stream records. Failures stay as the last error. */
+cudaError_t stream_do(cudaStream_t stream, std::function<cudaError_t()> work);
+/* Of the last launch that failed. */
+const char *launch_error();
+} // namespace simt

@@ -1,0 +1,126 @@
+/* Attention: which kernels an operator takes, and the plain one for sizes that the fast ones lack. */
+#include "kernels/cuda/plugin/attention.cuh"
+
+#define WARPS 4
+
+bool attention_has_mma(const struct cuda_kv *kv)
+{
+    return (kv->head_dim == 32 || kv->head_dim == 64 || kv->head_dim == 128) && kv->type != CUDA_KV_F32;
+}
+
+/* A warp's memory: q and acc [head_dim], weights of 32 keys and where those lie. */
+static size_t plain_bytes(int head_dim)
+{
+    return WARPS * (size_t)(2 * head_dim + 64) * sizeof(float);
+}
+
+/* One row of one head: 32 keys at a time, a lane a key, then a lane a dimension. */
+static __device__ void plain_row(const cuda_attention &a, int row, int seq, int head, float *memory, int lane)
+{
+    const int d = a.kv.head_dim, n = a.pos[row] + 1, kv_head = head / (a.n_head / a.kv.n_kv_head);
+    const int32_t *table = a.block_table + (size_t)seq * *a.stride;
+    const size_t at = ((size_t)row * a.n_head + head) * d;
+    const bool fp8 = a.kv.type == CUDA_KV_FP8;
+    const float scale = a.scale * LOG2_E * (fp8 ? a.kv.scale[0] : 1.0f);
+    float *q = memory, *acc = q + d, *weight = acc + d, max = -INFINITY, sum = 0.0f;
+    for (int i = lane; i < d; i += 32) {
+        q[i] = bf16_float(a.q[at + i]);
+        acc[i] = 0.0f;
+    }
+    __syncwarp();
+    for (int k0 = 0; k0 < n; k0 += 32) {
+        const int key = k0 + lane;
+        float s = -INFINITY;
+        if (key < n) {
+            const size_t region = kv_region(a.kv, table[key / CUDA_KV_BLOCK], kv_head);
+            s = 0.0f;
+            for (int i = 0; i < d; i++)
+                s = fmaf(q[i], kv_get(a.kv.type, a.kv.k, region + kv_key_at(d, key % CUDA_KV_BLOCK, i)), s);
+            s *= scale;
+        }
+        const float larger = fmaxf(max, warp_max(s)), by = gpu_exp2(max - larger);
+        max = larger;
+        const float p = gpu_exp2(s - max);
+        sum = fmaf(sum, by, warp_sum(p));
+        weight[lane] = p;
+        __syncwarp();
+        const int m = min(32, n - k0);
+        for (int i = lane; i < d; i += 32) {
+            float v = acc[i] * by;
+            for (int j = 0; j < m; j++) {
+                const size_t region = kv_region(a.kv, table[(k0 + j) / CUDA_KV_BLOCK], kv_head);
+                v = fmaf(weight[j],
+                         kv_get(a.kv.type, a.kv.v, region + kv_value_at((k0 + j) % CUDA_KV_BLOCK, i)), v);
+            }
+            acc[i] = v;
+        }
+        __syncwarp();
+    }
+    const float by = (fp8 ? a.kv.scale[1] : 1.0f) / sum;
+    for (int i = lane; i < d; i += 32)
+        a.y[at + i] = float_bf16(acc[i] * by);
+    __syncwarp();
+}
+
+/* grid: (query heads, rows of `single`, then tiles) */
+static __global__ void __launch_bounds__(32 * WARPS) plain_kernel(const cuda_attention a)
+{
+    DYNAMIC_SHARED(memory);
+    gpu_wait_before();
+    gpu_let_next();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, y = blockIdx.y;
+    const bool single = y < a.n_single;
+    const int which = single ? y : y - a.n_single;
+    if (which >= (single ? min(*a.single_count, a.n_single) : min(*a.tile_count, a.n_tile)))
+        return;
+    const struct cuda_tile tile = single ? a.single[which] : a.tile[which];
+    for (int r = warp; r < (single ? 1 : tile.n_row); r += WARPS)
+        plain_row(a, tile.row + r, tile.seq, blockIdx.x, (float *)memory + warp * (2 * a.kv.head_dim + 64),
+                  lane);
+}
+
+static size_t align(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+static size_t part_count(const struct cuda_attention *a)
+{
+    const bool parts = a->n_split > 1 && a->n_single > 0 && attention_has_mma(&a->kv);
+    return parts ? (size_t)a->n_single * (size_t)a->n_head * (size_t)a->n_split : 0;
+}
+
+size_t attention_scratch(const struct cuda_op *op)
+{
+    const size_t n = part_count(&op->as.attention);
+    return 2 * align(n * sizeof(float)) + n * (size_t)op->as.attention.kv.head_dim * sizeof(float);
+}
+
+const char *attention_start(const struct cuda_op *op, const struct op_place *at)
+{
+    const struct cuda_attention *a = &op->as.attention;
+    const char *why = kv_check(&a->kv);
+    if (why)
+        return why;
+    if (a->n_head < 1 || a->n_head % a->kv.n_kv_head || a->n_single < 0 || a->n_tile < 0 || a->n_split < 1 ||
+        a->n_single > 65535 || a->n_tile > 65535 || a->n_single + a->n_tile > 65535 ||
+        a->kv.n_kv_head * (a->n_head / a->kv.n_kv_head) > 65535)
+        return "attention: query heads that are no multiple of the KV heads, or more than 65535 tiles";
+    if (!attention_has_mma(&a->kv)) {
+        const size_t bytes = plain_bytes(a->kv.head_dim);
+        const dim3 grid((unsigned)a->n_head, (unsigned)(a->n_single + a->n_tile));
+        if (grid.y > 0)
+            return gpu_why(gpu_launch(plain_kernel, grid, 32 * WARPS, bytes, at->stream, *a));
+        return nullptr;
+    }
+    const size_t n = part_count(a);
+    struct attention_parts parts = {};
+    parts.max = (float *)at->scratch;
+    parts.sum = (float *)(at->scratch + align(n * sizeof(float)));
+    parts.acc = (float *)(at->scratch + 2 * align(n * sizeof(float)));
+    if (a->n_single > 0)
+        why = attention_single_start(a, &parts, at->stream);
+    if (!why && a->n_tile > 0)
+        why = attention_tile_start(a, at->stream);
+    return why;
+}

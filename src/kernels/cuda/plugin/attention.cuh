@@ -1,0 +1,77 @@
+/* Between the files of attention. */
+#pragma once
+
+#include "kernels/cuda/plugin/kv.cuh"
+#include "kernels/cuda/plugin/operators.h"
+
+#define LOG2_E 1.44269504088896f
+
+/* Results of the splits of the rows of `single`, [n_single][n_head][n_split] each. */
+struct attention_parts {
+    float *max, *sum; /* of the scores in units of log2; of 2^(score - max) */
+    float *acc;       /* [head_dim]: of 2^(score - max) * value */
+};
+
+/* Heads of this size and cache type have kernels for tensor cores. */
+bool attention_has_mma(const struct cuda_kv *kv);
+
+const char *attention_single_start(const struct cuda_attention *a, const struct attention_parts *parts,
+                                   cudaStream_t stream);
+const char *attention_tile_start(const struct cuda_attention *a, cudaStream_t stream);
+
+/* NULL: whatever follows is one of these sizes. */
+#define ATTENTION_SWITCH(why, kv, call)           \
+    switch ((kv).head_dim * 4 + (kv).type) {      \
+    case 32 * 4 + CUDA_KV_BF16:                   \
+        why = call(32, CUDA_KV_BF16);             \
+        break;                                    \
+    case 32 * 4 + CUDA_KV_FP8:                    \
+        why = call(32, CUDA_KV_FP8);              \
+        break;                                    \
+    case 64 * 4 + CUDA_KV_BF16:                   \
+        why = call(64, CUDA_KV_BF16);             \
+        break;                                    \
+    case 64 * 4 + CUDA_KV_FP8:                    \
+        why = call(64, CUDA_KV_FP8);              \
+        break;                                    \
+    case 128 * 4 + CUDA_KV_BF16:                  \
+        why = call(128, CUDA_KV_BF16);            \
+        break;                                    \
+    case 128 * 4 + CUDA_KV_FP8:                   \
+        why = call(128, CUDA_KV_FP8);             \
+        break;                                    \
+    default:                                      \
+        why = "attention: heads of another size"; \
+    }
+
+/* A lane's 8 elements of a cache block, from element `at` on, as four pairs of bf16. */
+template <int TYPE> __device__ __forceinline__ uint4 kv_vector(const uint8_t *base, size_t at)
+{
+    if (TYPE == CUDA_KV_BF16)
+        return *(const uint4 *)(base + 2 * at);
+    const uint2 eight = *(const uint2 *)(base + at);
+    uint4 v;
+    e4m3_bf16(eight.x, &v.x, &v.y);
+    e4m3_bf16(eight.y, &v.z, &v.w);
+    return v;
+}
+
+/* Values of the keys from `n` on (of a lane's four: 4q to 4q + 3) become zeros: memory that no token has
+ * written may hold NaN, which a weight of zero does not silence. */
+__device__ __forceinline__ uint4 kv_keep(uint4 v, int n)
+{
+    const uint32_t first = n >= 2   ? ~0u
+                           : n == 1 ? 0xffffu
+                                    : 0u,
+                   second = n >= 4   ? ~0u
+                            : n == 3 ? 0xffffu
+                                     : 0u;
+    return make_uint4(v.x & first, v.y & second, v.z & first, v.w & second);
+}
+
+/* The token of a block that is row g of an operand of eight keys; of the second eight, two more. Chosen so
+ * that lane q's columns 2q and 2q + 1 of both are tokens 4q to 4q + 3, as values lie. */
+__device__ __forceinline__ int key_of(int g)
+{
+    return g / 2 * 4 + g % 2;
+}

@@ -1,0 +1,308 @@
+/* What the operators' sources need of CUDA, for nvcc and for the emulator (emulate/simt.h) alike: launches,
+ * shared memory, conversions, a few instructions, sums over warps and blocks. */
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __CUDACC__
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+#include <utility>
+
+#define GPU_IS_EMULATED 0
+
+#define SHARED(type, name)    \
+    using name##_type = type; \
+    __shared__ name##_type name
+#define DYNAMIC_SHARED(name)                                     \
+    extern __shared__ __align__(128) uint8_t gpu_dynamic_area[]; \
+    uint8_t *name = gpu_dynamic_area
+
+/* A kernel may be scheduled while the one before it on the stream still runs: each begins with
+ * gpu_wait_before(), which returns when that one has ended and what it wrote is visible. */
+template <typename... P, typename... A>
+static inline cudaError_t gpu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                                     cudaStream_t stream, A &&...args)
+{
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...);
+}
+
+/* All blocks at once: they may wait for each other. */
+template <typename... P, typename... A>
+static inline cudaError_t gpu_launch_together(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                                              cudaStream_t stream, A &&...args)
+{
+    cudaLaunchAttribute together = {};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &together;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...);
+}
+
+/* Before a launch with more than 48 KiB of dynamic shared memory. */
+template <typename K> static inline cudaError_t gpu_allow_shared(K kernel, size_t bytes)
+{
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
+/* What is read before it must not be another kernel's output: weights, which nothing but pack, randomize and
+ * copies write, and those never let the next kernel begin early. */
+__device__ __forceinline__ void gpu_wait_before()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+/* Into the L2, some time. */
+__device__ __forceinline__ void gpu_prefetch(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+/* The kernel behind this one may be scheduled from now on. */
+__device__ __forceinline__ void gpu_let_next()
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+#else
+
+#include "kernels/cuda/emulate/simt.h"
+
+#define GPU_IS_EMULATED 1
+
+static inline void gpu_wait_before()
+{
+}
+static inline void gpu_prefetch(const void *)
+{
+}
+static inline void gpu_let_next()
+{
+}
+
+#endif
+
+/* NULL, or why the call failed. */
+static inline const char *gpu_why(cudaError_t e)
+{
+    return e == cudaSuccess ? nullptr : cudaGetErrorString(e);
+}
+
+/* ---- numbers --------------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ float bf16_float(uint16_t b)
+{
+    return __uint_as_float((uint32_t)b << 16);
+}
+__device__ __forceinline__ float bf16_low(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+__device__ __forceinline__ float bf16_high(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+#ifdef __CUDACC__
+
+__device__ __forceinline__ uint16_t float_bf16(float f)
+{
+    return __bfloat16_as_ushort(__float2bfloat16_rn(f));
+}
+__device__ __forceinline__ float half_float(uint16_t h)
+{
+    return __half2float(__ushort_as_half(h));
+}
+__device__ __forceinline__ uint8_t float_e4m3(float f)
+{
+    return __nv_cvt_float_to_fp8(f, __NV_SATFINITE, __NV_E4M3);
+}
+/* Two bf16 of low and high. */
+__device__ __forceinline__ uint32_t float_bf16_pair(float low, float high)
+{
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+__device__ __forceinline__ uint32_t bf16_pair_times(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+__device__ __forceinline__ float gpu_exp2(float x)
+{
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+#else
+
+uint16_t float_bf16(float f);
+float half_float(uint16_t h);
+uint8_t float_e4m3(float f);
+static inline uint32_t float_bf16_pair(float low, float high)
+{
+    return float_bf16(low) | (uint32_t)float_bf16(high) << 16;
+}
+static inline uint32_t bf16_pair_times(uint32_t a, uint32_t b)
+{
+    return float_bf16_pair(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b));
+}
+static inline float gpu_exp2(float x)
+{
+    return exp2f(x);
+}
+
+#endif
+
+/* Every e4m3 number is a bf16 number: sign, and the seven low bits four places up, are value * 2^-120. */
+#define E4M3_BACK 0x7b807b80u                                             /* bf16 2^120, twice */
+__device__ __forceinline__ uint32_t e4m3_bf16_pair(uint32_t low_and_high) /* bytes 0 and 2 */
+{
+    return bf16_pair_times((low_and_high & 0x00800080u) << 8 | (low_and_high & 0x007f007fu) << 4, E4M3_BACK);
+}
+/* Four e4m3 in their order to two pairs of bf16. */
+__device__ __forceinline__ void e4m3_bf16(uint32_t four, uint32_t *first, uint32_t *second)
+{
+    *first = e4m3_bf16_pair((four & 0xffu) | (four & 0xff00u) << 8);
+    *second = e4m3_bf16_pair((four >> 16 & 0xffu) | (four >> 8 & 0xff0000u));
+}
+/* The number times 2^120 is exact in fp32 too. 0x7f and 0xff come out as 480. */
+__device__ __forceinline__ float e4m3_float(uint8_t b)
+{
+    return __uint_as_float((uint32_t)(b & 0x80) << 24 | (uint32_t)(b & 0x7f) << 20) * 0x1p120f;
+}
+__device__ __forceinline__ float e2m1_float(uint32_t code)
+{
+    const uint32_t m = code & 7u; /* 0 0.5 1 1.5 2 3 4 6 */
+    const uint32_t bits = m < 2 ? m * 0x3f000000u : 0x3f000000u + (m << 22);
+    return __uint_as_float(bits | (code & 8u) << 28);
+}
+
+/* ---- warps and blocks ------------------------------------------------------------------------------ */
+
+#define ALL_LANES 0xffffffffu
+
+/* The same bits in every lane: a tree over the lanes' numbers. */
+__device__ __forceinline__ float warp_sum(float v)
+{
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+        v += __shfl_xor_sync(ALL_LANES, v, d);
+    return v;
+}
+__device__ __forceinline__ float warp_max(float v)
+{
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+        v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, d));
+    return v;
+}
+
+/* The same in every lane. */
+#ifdef __CUDACC__
+__device__ __forceinline__ uint32_t warp_largest(uint32_t v)
+{
+    return __reduce_max_sync(ALL_LANES, v);
+}
+__device__ __forceinline__ uint32_t warp_smallest(uint32_t v)
+{
+    return __reduce_min_sync(ALL_LANES, v);
+}
+#else
+static inline uint32_t warp_largest(uint32_t v)
+{
+    for (int d = 16; d > 0; d /= 2)
+        v = max(v, __shfl_xor_sync(ALL_LANES, v, d));
+    return v;
+}
+static inline uint32_t warp_smallest(uint32_t v)
+{
+    return ~warp_largest(~v);
+}
+#endif
+
+/* Over a block of whole warps; `room` is 32 floats of shared memory that nobody else uses. All threads. */
+__device__ __forceinline__ float block_sum(float v, float *room)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = blockDim.x / 32;
+    v = warp_sum(v);
+    if (lane == 0)
+        room[warp] = v;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = 0; i < n; i++)
+        sum += room[i];
+    return sum;
+}
+
+/* ---- tensor cores ---------------------------------------------------------------------------------- */
+
+/* c[16][8] += a[16][16] * b[16][8] over a warp, bf16 into fp32: with g = lane / 4 and q = lane % 4, c is
+ * (g, 2q) (g, 2q + 1) (g + 8, 2q) (g + 8, 2q + 1); a is pairs (g, 2q) (g + 8, 2q) (g, 2q + 8) (g + 8, 2q +
+ * 8); b pairs (2q, g) (2q + 8, g). */
+#ifdef __CUDACC__
+__device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+/* A matrix of 8 x 8 bf16, a row in four lanes, transposed. */
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t pair)
+{
+    uint32_t r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+    return r;
+}
+/* 16 bytes to shared memory, later: copies_end() ends a group of them, copies_wait<N>() waits until at most N
+ * groups of this thread are under way. */
+__device__ __forceinline__ void copy_16(void *shared, const void *from)
+{
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
+        "l"(from)
+        : "memory");
+}
+__device__ __forceinline__ void copies_end()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N> __device__ __forceinline__ void copies_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+#else
+void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+uint32_t transpose_8x8(uint32_t pair);
+static inline void copy_16(void *shared, const void *from)
+{
+    memcpy(shared, from, 16);
+}
+static inline void copies_end()
+{
+}
+template <int N> static inline void copies_wait()
+{
+}
+#endif

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# The GPU's operators on the emulated plug-in: their own sources against float64 on this CPU. Under the address
+# sanitizer this finds accesses out of bounds too, as every buffer there is exactly as large as it was asked for.
+set -euo pipefail
+plugin=$(dirname "$NYBBLE")/libnybble_cuda_emu.so
+[ -e "$plugin" ] || { echo "no emulated plug-in in this build"; exit 77; }
+export NYBBLE_CUDA_PLUGIN=$plugin
+out=$("$NYBBLE" checkkern --device cuda --rounds "${NYBBLE_GPU_ROUNDS:-3}") || { echo "$out"; exit 1; }
+echo "$out"
+for kernel in linear.nvfp4 linear.parts moe.nvfp4 prefill.nvfp4 pack embed norm dense qkv attention router moe.plain swiglu argmax; do
+    grep -q "^cuda.$kernel .* ok " <<<"$out" || { echo "no line for $kernel"; exit 1; }
+done
+# What is loaded under this name must be a plug-in.
+if NYBBLE_CUDA_PLUGIN=/nowhere.so "$NYBBLE" checkkern --device cuda >/dev/null 2>&1; then
+    echo "a plug-in that is not there was loaded"
+    exit 1
+fi

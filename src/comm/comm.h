@@ -135,6 +135,11 @@ bool comm_add_norm_wait(struct comm *c, int channel, struct comm_add_norm *a);
 void comm_calibrate(struct comm *c, const struct kernels *kernels, struct pool *pool, bool fusion,
                     int fusion_rows);
 
+/* For comparison: x (n) becomes the sum, `calls` times over, by the all-reduce of the library that carries
+ * the messages (MPI_Allreduce). All ranks call it; nanoseconds on this one. 0: there is none, or it failed.
+ */
+uint64_t comm_library_allreduce_ns(struct comm *c, float *x, size_t n, int calls);
+
 /* Most rows of the fused path; 0 turns it off. The default is what a slot holds. */
 void comm_set_fusion_rows(struct comm *c, int m_max);
 /* Where one exchange stops being faster than two. */

@@ -110,6 +110,12 @@ static void fail(struct comm *c, const char *reason)
     m->plugin->fail(m->ranks, reason);
 }
 
+static uint64_t library_allreduce_ns(struct comm *c, float *x, size_t n, int calls)
+{
+    struct mpi *m = c->own;
+    return n <= INT_MAX ? m->plugin->time_allreduce(m->ranks, x, n, calls) : 0;
+}
+
 /* The library stays loaded: MPI cannot be begun twice in a process, nor taken out of it. */
 static void close_mpi(struct comm *c)
 {
@@ -153,7 +159,8 @@ static void share_cores(struct comm *c)
 
 enum nyb_code comm_open_mpi(struct comm **out, const struct comm_options *o, struct nyb_err *err)
 {
-    static const struct comm_backend backend = {"mpi", start, ready, wait_all, failed, fail, close_mpi};
+    static const struct comm_backend backend = {"mpi",  start, ready,     wait_all,
+                                                failed, fail,  close_mpi, library_allreduce_ns};
     void *library = load(err);
     if (!library)
         return NYB_E_UNSUPPORTED;

@@ -95,10 +95,16 @@ static void copy_out(uint8_t *to, const uint8_t *from, size_t bytes)
 {
     size_t i = 0;
     if (bytes >= STREAM_BYTES)
-        for (; i + 64 <= bytes; i += 64)
-            for (size_t u = 0; u < 64; u += 16)
-                _mm_stream_si128((__m128i *)(void *)(to + i + u),
-                                 _mm_loadu_si128((const __m128i *)(const void *)(from + i + u)));
+        for (; i + 64 <= bytes; i += 64) { /* a whole line, so that it leaves in one piece */
+            const __m128i *source = (const __m128i *)(const void *)(from + i);
+            __m128i *line = (__m128i *)(void *)(to + i);
+            __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1),
+                    c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+            _mm_stream_si128(line, a);
+            _mm_stream_si128(line + 1, b);
+            _mm_stream_si128(line + 2, c);
+            _mm_stream_si128(line + 3, d);
+        }
     memcpy(to + i, from + i, bytes - i);
 }
 
@@ -299,7 +305,7 @@ static enum nyb_code fork_ranks(struct shm *s, struct nyb_err *err)
 
 enum nyb_code comm_fork(struct comm **out, int size, const struct comm_options *o, struct nyb_err *err)
 {
-    static const struct comm_backend backend = {"shm", start, ready, wait_all, failed, fail, close_shm};
+    static const struct comm_backend backend = {"shm", start, ready, wait_all, failed, fail, close_shm, NULL};
     if (size < 1 || size > COMM_RANK_MAX)
         return err_set(err, NYB_E_RANGE, "%d ranks: expected 1 to %d", size, COMM_RANK_MAX);
     struct shm *s = mem_alloc(1, sizeof(*s));

@@ -3,6 +3,7 @@
 #     hosts_up NETLINE COUNT DELAY_US RATE_MBIT      nyb0, nyb1, ... with addresses 198.18.7.1, .2, ...
 #     hosts_mpirun COUNT PROGRAM ARGUMENTS...        one rank a host, started from nyb0
 #     hosts_cut, hosts_join                          all lines
+#     hosts_shape EXPERTS FOLDER                     moe-shape with so many experts a token
 #     hosts_down                                     also at exit
 # Exits with 77 (skipped) where the machine does not let us: not root, no namespaces, no TUN, no Open MPI.
 
@@ -47,8 +48,13 @@ hosts_up() {
     for ((i = 0; i < HOSTS_COUNT; i++)); do
         ip -n "nyb$i" link set lo up
         ip -n "nyb$i" addr add "198.18.7.$((i + 1))/24" dev line0
-        ip -n "nyb$i" link set line0 up mtu "${HOSTS_MTU:-9000}"
+        ip -n "nyb$i" link set line0 up mtu "${HOSTS_MTU:-1500}"
     done
+}
+
+hosts_shape() {
+    mkdir -p "$2"
+    sed "s/\"num_experts_per_tok\": [0-9]*/\"num_experts_per_tok\": $1/" "$HOSTS_DIR/moe-shape/config.json" >"$2/config.json"
 }
 
 hosts_cut() { kill -USR1 "$HOSTS_LINE"; }

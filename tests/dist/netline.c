@@ -7,11 +7,16 @@
  * DELAY_US later; what does not fit into the queue is dropped, as a switch does. Prints "ready", then runs
  * until it is killed. SIGUSR1 cuts all lines (packets are lost), SIGUSR2 joins them again.
  *
+ * As network cards do, it takes TCP's data in large pieces (segmentation offload) and hands them on so; on
+ * the line they count as the packets that they stand for, each with its headers. Otherwise the processors,
+ * which play the network here, would be busier with packets than the hosts with their work.
+ *
  * The kernels of many machines come without netem; this needs only TUN devices and root. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/if.h>
 #include <linux/if_tun.h>
+#include <linux/virtio_net.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -27,7 +32,7 @@
 
 #define HOSTS_MAX    8
 #define QUEUE_MAX    4096 /* packets that are on their way from one host */
-#define PACKET_MAX   65536
+#define PACKET_MAX   (65536 + sizeof(struct virtio_net_hdr))
 #define READ_BURST   64 /* packets of one host before the next has its turn */
 #define HEADER_BYTES 20 /* of IPv4; the destination is its last word */
 
@@ -35,7 +40,7 @@ struct packet {
     uint64_t due_ns;
     int to;
     size_t bytes;
-    uint8_t data[];
+    uint8_t data[]; /* what the kernel says about it (struct virtio_net_hdr), then IP */
 };
 
 struct host {
@@ -69,7 +74,7 @@ static void die(const char *what)
 static int make_tun(const char *namespace)
 {
     char path[256];
-    struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI};
+    struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR};
     snprintf(path, sizeof(path), "/run/netns/%s", namespace);
     int ns = open(path, O_RDONLY | O_CLOEXEC);
     if (ns < 0 || setns(ns, CLONE_NEWNET))
@@ -77,7 +82,7 @@ static int make_tun(const char *namespace)
     close(ns);
     int tun = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
     strcpy(request.ifr_name, "line0");
-    if (tun < 0 || ioctl(tun, TUNSETIFF, &request))
+    if (tun < 0 || ioctl(tun, TUNSETIFF, &request) || ioctl(tun, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4))
         die("/dev/net/tun");
     return tun;
 }
@@ -90,6 +95,19 @@ static int destination(const uint8_t *data, size_t bytes, int n_host)
         return -1;
     int to = data[19] - 1;
     return to >= 0 && to < n_host ? to : -1;
+}
+
+/* Bytes that a piece takes on the line: each of its packets has the headers of IP and TCP. */
+static size_t line_bytes(const struct virtio_net_hdr *about, const uint8_t *ip, size_t bytes)
+{
+    if (about->gso_type != VIRTIO_NET_HDR_GSO_TCPV4 || !about->gso_size)
+        return bytes;
+    size_t ip_header = 4u * (ip[0] & 15u);
+    size_t headers = bytes > ip_header + 12 ? ip_header + 4u * (ip[ip_header + 12] >> 4) : bytes;
+    if (bytes <= headers)
+        return bytes;
+    size_t payload = bytes - headers, packets = (payload + about->gso_size - 1) / about->gso_size;
+    return payload + packets * headers;
 }
 
 /* Deliver what is due; when the next one is, or UINT64_MAX. */
@@ -115,12 +133,15 @@ static uint64_t deliver(struct host *host, int n_host, uint64_t now)
 static void take(struct host *host, int from, int n_host, uint64_t delay_ns, double mbit)
 {
     static uint8_t data[PACKET_MAX];
+    struct virtio_net_hdr about;
     struct host *h = &host[from];
     for (int k = 0; k < READ_BURST; k++) {
         ssize_t n = read(h->tun, data, sizeof(data));
-        if (n <= 0)
+        if (n < (ssize_t)sizeof(about))
             return;
-        int to = destination(data, (size_t)n, n_host);
+        memcpy(&about, data, sizeof(about));
+        size_t ip_bytes = (size_t)n - sizeof(about);
+        int to = destination(data + sizeof(about), ip_bytes, n_host);
         if (to < 0 || cut || h->tail - h->head == QUEUE_MAX)
             continue;
         struct packet *p = malloc(sizeof(*p) + (size_t)n);
@@ -129,7 +150,8 @@ static void take(struct host *host, int from, int n_host, uint64_t delay_ns, dou
         uint64_t now = now_ns();
         h->free_ns = h->free_ns > now ? h->free_ns : now;
         if (mbit > 0)
-            h->free_ns += (uint64_t)((double)n * 8000.0 / mbit);
+            h->free_ns +=
+                (uint64_t)((double)line_bytes(&about, data + sizeof(about), ip_bytes) * 8000.0 / mbit);
         *p = (struct packet){.due_ns = h->free_ns + delay_ns, .to = to, .bytes = (size_t)n};
         memcpy(p->data, data, (size_t)n);
         h->queue[h->tail++ % QUEUE_MAX] = p;

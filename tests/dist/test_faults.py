@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 sys.path.insert(0, os.path.join(os.environ["SOURCE"], "tests", "http"))
 from harness import Server, in_background, parse_events  # noqa: E402
@@ -113,7 +114,10 @@ def lose_a_rank(ranks, victim, number, wanted):
 
 
 def answers(server):
-    return {p: server.post("/v1/completions", body(p, 900))[1]["choices"][0]["text"] for p in PROMPTS}
+    def answer(prompt):
+        return server.post("/v1/completions", body(prompt, 900))[1]["choices"][0]["text"]
+    with ThreadPoolExecutor(len(PROMPTS)) as threads:
+        return dict(zip(PROMPTS, threads.map(answer, PROMPTS)))
 
 
 def drain(ranks, number, all_ranks, wanted):

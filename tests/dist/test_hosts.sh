@@ -7,6 +7,8 @@ hosts_check
 golden="$SOURCE/../shared/golden"
 work=$(mktemp -d)
 port=8741
+set -E
+trap 'echo "line $LINENO: $BASH_COMMAND: status $?"' ERR
 trap 'hosts_down; rm -rf "$work"' EXIT
 
 fail() {
@@ -54,7 +56,7 @@ ask() {
         "max_tokens": '"$1"', "temperature": 0, "ignore_eos": true, "stream": true}' || true
 }
 
-text_of() { grep -o '"text": *"[^"]*"' "$1" | tr -d '\n'; }
+text_of() { { grep -o '"text": *"[^"]*"' "$1" || true; } | tr -d '\n'; }
 
 # Ids of the ranks, on all hosts.
 ranks() {
@@ -108,11 +110,47 @@ cut_for_good() {
     echo "a cut for good: all ranks have ended, mpirun with $status"
 }
 
+# pid_of RANK
+pid_of() {
+    ip netns pids "nyb$1" | xargs -r ps -o pid=,comm= -p | awk '$2 == "nybble" && !n++ {print $1}'
+}
+
+# lose_a_rank RANK SIGNAL: at some step of a running stream
+lose_a_rank() {
+    local status=0 rank other text
+    serve_start 2
+    ask 1500 >"$work/during" &
+    local asking=$!
+    until grep -q 'data: ' "$work/during" 2>/dev/null; do sleep 0.05; done
+    sleep "0.$((RANDOM % 3))$((RANDOM % 10))"
+    kill "-$2" "$(pid_of "$1")"
+    if [ "$2" = STOP ]; then # nobody can end it but its starter
+        other=$(pid_of $((1 - $1)))
+        rank_lives() { kill -0 "$other" 2>/dev/null && echo yes || true; }
+        until_gone 13 rank_lives || fail "rank $((1 - $1)) still runs 13 s after rank $1 was stopped"
+        kill -KILL "$(pid_of "$1")" 2>/dev/null || true
+    fi
+    until_gone 13 ranks || fail "ranks $(ranks) still run 13 s after SIG$2 of rank $1"
+    wait "$asking" || true
+    until_gone 10 mpirun_lives || fail "mpirun still runs 10 s after its ranks"
+    wait "$mpirun" || status=$?
+    [ "$status" -ne 0 ] || fail "mpirun ended with 0 after SIG$2 of rank $1"
+    text=$(text_of "$work/during")
+    case "$(text_of "$work/before")" in # no wrong token before the end
+        "$text"*) ;;
+        *) [[ "$text" = "$(text_of "$work/before")"* ]] || fail "other tokens before SIG$2 of rank $1" ;;
+    esac
+    echo "SIG$2 of rank $1: all ranks have ended, mpirun with $status"
+}
+
 hosts_up "$NETLINE" 2 500 1000
 serve_start 2
 cut_for_a_while
 cut_for_good
 hosts_join
+lose_a_rank 0 KILL
+lose_a_rank 1 KILL
+lose_a_rank 1 STOP
 if [ -d "$golden" ]; then
     verify_on 2 "$golden"/*/
     hosts_down

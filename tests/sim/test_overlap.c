@@ -266,6 +266,66 @@ static void test_overlap_is_used_where_it_pays(void **state)
     assert_true(share_cut(1000, 1000) < 0.03);
 }
 
+/* Time of n steps left to itself, by that of as many without overlap; step i of both is held up as `noise`
+ * says. */
+static double cost(double off_ns, double on_ns, double (*noise)(int i), int n)
+{
+    const struct overlap_options option = {.mode = OVERLAP_AUTO};
+    static int32_t start[2] = {0, 200};
+    const struct batch b = {.n_seq = 1, .n_tok = 200, .seq_start = start};
+    struct overlap o;
+    double left_to_itself = 0, without = 0;
+    overlap_init(&o, &option);
+    for (int i = 0; i < n; i++) {
+        int cut = overlap_choose(&o, &b, 2);
+        double ns = (cut ? on_ns : off_ns) * noise(i);
+        overlap_learn(&o, &b, cut, (uint64_t)(200 * ns));
+        left_to_itself += ns;
+        without += off_ns * noise(i);
+    }
+    return left_to_itself / without;
+}
+
+static double quiet(int i)
+{
+    (void)i;
+    return 1;
+}
+
+/* Now and then a step takes thrice as long, when something else has the core. */
+static double spikes(int i)
+{
+    return (unsigned)i * 2654435761u % 100 < 6 ? 3 : 1;
+}
+
+/* A machine that is busy every other 90 steps. */
+static double tides(int i)
+{
+    return i / 90 % 2 ? 1.7 : 1;
+}
+
+static double noisy(int i)
+{
+    return spikes(i) * tides(i) * (1 + 0.04 * ((double)((unsigned)i * 40503u % 1000) / 500 - 1));
+}
+
+static void test_left_to_itself_it_is_never_much_slower_than_off(void **state)
+{
+    (void)state;
+    static double (*const noise[])(int i) = {quiet, spikes, tides, noisy};
+    static const double on[] = {1010, 1030, 1080, 1200, 1500, 3000, 10000};
+    for (size_t k = 0; k < COUNT_OF(noise); k++) {
+        for (size_t i = 0; i < COUNT_OF(on); i++) {
+            double c = cost(1000, on[i], noise[k], 20000);
+            if (c > 1.02)
+                fail_msg("noise %zu, %g ns instead of 1000 with overlap: %.4f of the time without", k, on[i],
+                         c);
+        }
+        /* and what it gains is not lost to the noise */
+        assert_true(cost(1000, 700, noise[k], 20000) < 0.72);
+    }
+}
+
 static void test_small_steps_and_single_ranks_are_not_cut(void **state)
 {
     (void)state;
@@ -291,6 +351,7 @@ int main(void)
         cmocka_unit_test(test_every_schedule_ends_and_keeps_its_buffers),
         cmocka_unit_test(test_a_cut_keeps_rows_with_their_sequences),
         cmocka_unit_test(test_overlap_is_used_where_it_pays),
+        cmocka_unit_test(test_left_to_itself_it_is_never_much_slower_than_off),
         cmocka_unit_test(test_small_steps_and_single_ranks_are_not_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -73,6 +73,12 @@ struct mpi_ranks {
     char beat_sent;
     MPI_Request failure_in;
     char failure_text[REASON_BYTES];
+    /* a benchmark's order, by the caller before `ordered`; its time, by the thread before `served` */
+    float *sum;
+    size_t n_sum;
+    int sum_calls;
+    uint64_t sum_ns;
+    atomic_uint ordered, served;
     /* of open */
     atomic_int opened; /* 0 not yet, 1 yes, -1 no */
     char why[REASON_BYTES];
@@ -254,6 +260,23 @@ static void watch(struct mpi_ranks *m)
     }
 }
 
+/* ---- the thread: MPI's own sum, for comparison --------------------------------------------------- */
+
+static void time_sum(struct mpi_ranks *m)
+{
+    int code = MPI_Barrier(MPI_COMM_WORLD);
+    uint64_t begin_ns = now_ns();
+    for (int i = 0; i < m->sum_calls && code == MPI_SUCCESS; i++)
+        code = MPI_Allreduce(MPI_IN_PLACE, m->sum, (int)m->n_sum, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    uint64_t end_ns = now_ns();
+    m->sum_ns = code == MPI_SUCCESS ? end_ns - begin_ns : 0;
+    if (code != MPI_SUCCESS)
+        set_mpi_failure(m, "MPI_Allreduce", code);
+    for (int r = 0; r < m->size; r++)
+        m->heard_ns[r] = end_ns; /* all have been there */
+    atomic_fetch_add(&m->served, 1);
+}
+
 /* ---- the thread ---------------------------------------------------------------------------------- */
 
 static void cancel(MPI_Request *request)
@@ -361,6 +384,8 @@ static void *run(void *arg)
         return NULL;
     for (unsigned tests = 0; !atomic_load(&m->closing);) {
         unsigned bell = atomic_load(&m->bell);
+        if (atomic_load_explicit(&m->ordered, memory_order_acquire) != atomic_load(&m->served))
+            time_sum(m);
         bool busy = !has_failed(m) && move(m);
         if (!busy || tests % 64 == 0)
             watch(m);
@@ -529,6 +554,18 @@ static void mpi_fail(struct mpi_ranks *m, const char *reason)
     set_failure(m, reason);
 }
 
+static uint64_t mpi_time_allreduce(struct mpi_ranks *m, float *x, size_t n, int calls)
+{
+    m->sum = x;
+    m->n_sum = n;
+    m->sum_calls = calls;
+    atomic_fetch_add_explicit(&m->ordered, 1, memory_order_release);
+    ring(m);
+    while (atomic_load_explicit(&m->served, memory_order_acquire) != atomic_load(&m->ordered))
+        usleep(100); /* the core is for the thread */
+    return m->sum_ns;
+}
+
 static void mpi_close(struct mpi_ranks *m)
 {
     atomic_store(&m->closing, true);
@@ -539,6 +576,6 @@ static void mpi_close(struct mpi_ranks *m)
 
 __attribute__((visibility("default"))) extern const struct comm_mpi_plugin comm_mpi_plugin;
 const struct comm_mpi_plugin comm_mpi_plugin = {
-    COMM_MPI_ABI, mpi_open, mpi_rank,   mpi_size, mpi_start,
-    mpi_ready,    mpi_wait, mpi_failed, mpi_fail, mpi_close,
+    COMM_MPI_ABI, mpi_open,   mpi_rank, mpi_size,  mpi_start,          mpi_ready,
+    mpi_wait,     mpi_failed, mpi_fail, mpi_close, mpi_time_allreduce,
 };

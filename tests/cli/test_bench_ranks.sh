@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# bench comm and bench overlap: every column is measured, and wrong use is refused.
+set -euo pipefail
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$NYBBLE" bench comm --rounds 2 --max-bytes 8K --json >"$work/comm" 2>"$work/why"
+"$NYBBLE" bench overlap --load-format dummy --tensor-parallel-size 2 --threads 1 --prompt 64 --rounds 4 --json \
+    "$SOURCE/tests/dist/moe-shape" >"$work/overlap" 2>/dev/null
+python3 - "$work" <<'END'
+import json, sys
+with open(sys.argv[1] + "/comm") as f:
+    comm = json.load(f)
+with open(sys.argv[1] + "/why") as f:
+    why = f.read()
+assert [s["bytes"] for s in comm["sizes"]] == [4096, 8192], comm
+for size in comm["sizes"]:
+    for what in ("fused", "composed", "allreduce"):
+        assert 0 < size[what + "_us"] <= size[what + "_median_us"], size
+    # MPI's own where there is Open MPI, else the reason
+    assert size["mpi_us"] > 0 if "mpi_us" in size else "MPI's own all-reduce is not measured" in why, (size, why)
+with open(sys.argv[1] + "/overlap") as f:
+    overlap = json.load(f)
+assert overlap["ranks"] == 2 and overlap["overlap"]["off"]["median_ratio"] == 1, overlap
+for mode in ("off", "auto", "always"):
+    assert 0 < overlap["overlap"][mode]["best_ms"] <= overlap["overlap"][mode]["median_ms"], overlap
+END
+
+refused() {
+    local status=0
+    "$NYBBLE" bench "$@" >"$work/out" 2>&1 || status=$?
+    [ "$status" -ne 0 ] || { echo "FAILED: bench $* was not refused"; exit 1; }
+}
+refused comm --only nothing
+grep -q 'expected fused, composed, allreduce or mpi' "$work/out"
+refused comm --only mpi
+grep -q 'needs the ranks of mpirun' "$work/out"
+refused overlap --load-format dummy "$SOURCE/tests/dist/moe-shape"
+grep -q 'one rank has nothing to overlap' "$work/out"
+refused overlap --two-batch-overlap auto "$SOURCE/tests/dist/moe-shape"
+echo "bench comm and bench overlap: ok"

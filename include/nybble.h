@@ -69,6 +69,14 @@ struct nyb_stream;
 
 enum nyb_load_format { NYB_LOAD_AUTO, NYB_LOAD_DUMMY };
 enum nyb_compute { NYB_COMPUTE_BF16, NYB_COMPUTE_STRICT, NYB_COMPUTE_INT8, NYB_COMPUTE_W4A4 };
+enum nyb_device { NYB_DEVICE_CPU, NYB_DEVICE_CUDA, NYB_DEVICE_AUTO }; /* AUTO: a GPU where that can be */
+enum nyb_backend {
+    NYB_BACKEND_AUTO,
+    NYB_BACKEND_SM90_W4A16,
+    NYB_BACKEND_CUBLASLT_NVFP4,
+    NYB_BACKEND_REFERENCE
+};
+enum nyb_dispatch { NYB_DISPATCH_F32, NYB_DISPATCH_BF16, NYB_DISPATCH_FP8, NYB_DISPATCH_NVFP4 };
 enum nyb_kv_dtype { NYB_KV_AUTO = -1, NYB_KV_F32, NYB_KV_BF16, NYB_KV_FP8 };
 
 /* Fill with nyb_options_init, then change what matters. Read by nyb_open only. */
@@ -77,6 +85,8 @@ struct nyb_options {
     const char *chat_template; /* path that replaces the checkpoint's template; NULL: none            */
     enum nyb_load_format load_format;
     enum nyb_compute compute;
+    enum nyb_device device;
+    enum nyb_backend moe_backend, gemm_backend; /* kernels of a GPU: of experts, of all other products */
     enum nyb_kv_dtype kv_dtype; /* AUTO: FP8 where the checkpoint declares it (not when strict), else bf16 */
     int threads;                /* <= 0: as measured, at most one a core                               */
     uint64_t kv_cache_bytes;    /* 0: what the limits below can use, at most 80 % of the free memory  */
@@ -86,11 +96,14 @@ struct nyb_options {
     int max_waiting;            /* requests beyond max_num_seqs before nyb_submit says NYB_E_BUSY     */
     int max_logprobs;           /* the most that a request may ask for                                */
     bool prefix_cache;
-    int tensor_parallel_size;   /* ranks; <= 1: one, or what mpirun has started                         */
-    int rank_timeout_ms;        /* a rank that is silent for so long is lost; <= 0: 10 s                */
-    bool allreduce_fusion;      /* all-reduce, residual and norm in one where it is faster              */
-    int fusion_max_tokens;      /* and at most so many rows are in the step; <= 0: no such limit        */
-    bool expert_parallel;       /* ranks share out experts and sequences, not features                 */
+    int tensor_parallel_size;      /* ranks; <= 1: one, or what mpirun has started                         */
+    int rank_timeout_ms;           /* a rank that is silent for so long is lost; <= 0: 10 s                */
+    bool allreduce_fusion;         /* all-reduce, residual and norm in one where it is faster              */
+    int fusion_max_tokens;         /* and at most so many rows are in the step; <= 0: no such limit        */
+    bool expert_parallel;          /* ranks share out experts and sequences, not features                 */
+    int num_redundant_experts;     /* slots of each layer for second copies of busy experts, over all ranks */
+    int expert_rebalance_interval; /* steps after which experts move to where load is less; 0: never   */
+    enum nyb_dispatch dispatch_dtype; /* how rows travel to other ranks' experts; all but F32 round        */
     bool two_batch_overlap;     /* let halves of a step overlap where that has been measured to pay    */
     int tbo_prefill_min;        /* rows of a step with prompts that are worth cutting; <= 0: 64        */
     int tbo_decode_min;         /* sequences of a step without; <= 0: 16                               */
@@ -399,8 +412,8 @@ struct nyb_values {
     int rows, columns; /* of the whole parameter; columns 0: a vector of `rows` */
     const char *type;  /* as served: "NVFP4", ...; lives for ever */
 };
-/* The first max values of a served parameter, by its name in the checkpoint. NYB_E_NOT_FOUND: there is none.
- * NYB_E_UNSUPPORTED: ranks share it. NYB_E_CONFLICT during an update. */
+/* The first max values, of at most 1048576, of a served parameter, by its name in the checkpoint; of ranks
+ * that share it, together. NYB_E_NOT_FOUND: there is none. NYB_E_CONFLICT during an update. */
 NYB_API enum nyb_code nyb_read_weights(struct nyb_engine *e, const char *name, size_t max,
                                        struct nyb_values *out, struct nyb_err *err);
 
@@ -481,6 +494,31 @@ NYB_API void nyb_engine_stats(const struct nyb_engine *e, struct nyb_stats *s);
 /* How many (token, choice) pairs the router of a layer has sent to each expert so far. count: (n_expert) of
  * nyb_info. False for a layer without experts, or no such layer. Counters never fall. */
 NYB_API bool nyb_expert_load(const struct nyb_engine *e, int layer, uint64_t *count);
+
+/* Experts of several ranks (options.expert_parallel). A layer has as many slots as experts and copies; rank r
+ * has those from slots * r / ranks on. Counters never fall. */
+struct nyb_experts {
+    int ranks, slots; /* 1 and n_expert without expert parallelism */
+    uint64_t rebalances, moves, moved_bytes;
+    uint64_t stall_ns; /* between steps, spent on moving */
+};
+NYB_API void nyb_engine_experts(const struct nyb_engine *e, struct nyb_experts *x);
+/* Which expert each slot of a layer holds now; expert: (slots). False as above. */
+NYB_API bool nyb_expert_slots(const struct nyb_engine *e, int layer, int *expert);
+/* (token, choice) pairs that each rank has computed in a layer: in all, and since the last rebalancing; both
+ * (ranks). False as above, and without expert parallelism. */
+NYB_API bool nyb_rank_load(const struct nyb_engine *e, int layer, uint64_t *all, uint64_t *recent);
+
+struct nyb_rebalance {
+    int layers; /* in which experts have moved */
+    uint64_t moves, bytes, ns;
+    double before, after; /* the busiest rank's load over the mean, on average: as it was, as planned */
+};
+/* Move experts and their copies to where they level the load best, between steps: requests go on, with the
+ * same tokens. Returns when it is done. NYB_E_UNSUPPORTED without expert parallelism, NYB_E_CONFLICT during
+ * an update or a check of the weights. */
+NYB_API enum nyb_code nyb_rebalance_experts(struct nyb_engine *e, struct nyb_rebalance *result,
+                                            struct nyb_err *err);
 
 enum nyb_engine_state {
     NYB_ENGINE_IDLE,    /* nothing to do                                                             */

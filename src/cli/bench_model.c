@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "cli/bench.h"
+#include "cli/bench_device.h"
 #include "cli/bench_engine.h"
 #include "cli/bench_profile.h"
 #include "cli/bench_scan.h"
@@ -44,6 +45,9 @@ static const char help[] =
     "  --compute MODE   bf16 (default), strict, int8 or w4a4: docs/NUMERICS.md\n"
     "  --load-format F  auto (default), or dummy: random weights from config.json alone\n"
     "  --max-model-len N  longest context (default: the model's)\n"
+    "  --device D       cpu (default), cuda, or auto: docs/BACKENDS.md; with --profile every kernel is "
+    "timed\n"
+    "  --moe-backend B, --gemm-backend B  a GPU's kernels: auto, sm90-w4a16, cublaslt-nvfp4, reference\n"
     "  --verbose        say more\n"
     "  --help           this text\n\n"
     "examples:\n"
@@ -468,17 +472,40 @@ static enum nyb_code measure(struct bench *b, const char *folder, struct nyb_err
     return NYB_OK;
 }
 
+static enum nyb_code measure_device(const struct bench *b, struct nyb_err *err)
+{
+    const struct bench_device d = {.model = b->model,
+                                   .name = b->common.model,
+                                   .prompt = b->prompt.v,
+                                   .batch = b->batch.v,
+                                   .depth = b->depth.v,
+                                   .n_prompt = b->prompt.n,
+                                   .n_batch = b->batch.n,
+                                   .n_depth = b->depth.n,
+                                   .gen = (int)b->gen,
+                                   .repeat = (int)b->repeat,
+                                   .chunk = (int)b->chunk,
+                                   .seed = (uint64_t)b->seed,
+                                   .profile = b->profile,
+                                   .json = b->json};
+    if (b->trace || b->engine || b->scan)
+        return err_set(err, NYB_E_UNSUPPORTED,
+                       "on a GPU there is no --trace, --scan or --engine: --profile times each kernel");
+    return bench_device_run(&d, err);
+}
+
 static enum nyb_code run(struct bench *b, struct nyb_err *err)
 {
     char *folder = NULL;
     struct nyb_err late;
     b->results = json_array();
     b->common.threads = list_max(&b->threads);
+    b->common.max_batched_tokens = b->chunk > list_max(&b->batch) ? b->chunk : list_max(&b->batch);
     enum nyb_code code = ckpt_resolve(&folder, b->common.model, err);
     if (code == NYB_OK)
         code = common_open_model(&b->model, &b->common, folder, err);
     if (code == NYB_OK)
-        code = measure(b, folder, err);
+        code = model_device_name(b->model) ? measure_device(b, err) : measure(b, folder, err);
     enum nyb_code closed = bench_profile_close_trace(&b->stages, b->trace, code == NYB_OK ? err : &late);
     bench_seqs_close(&b->seqs);
     model_close(b->model);

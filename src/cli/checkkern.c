@@ -228,8 +228,8 @@ static bool bench_gpu(const struct settings *s, const struct checkkern_gpu *g, s
                                  "seconds", l->seconds, "gbs", gbs, "gflops", gflops, "of_read",
                                  gbs / roof.read_gbs));
         else
-            printf("%-44s %8.1f us %7.1f MB %7.0f GB/s %4.0f %% of reading\n", l->name, l->seconds * 1e6,
-                   l->bytes * 1e-6, gbs, 100.0 * gbs / roof.read_gbs);
+            printf("%-48s %8.1f us %7.1f MB %7.0f GB/s %4.0f %% of reading %6.1f TFLOP/s\n", l->name,
+                   l->seconds * 1e6, l->bytes * 1e-6, gbs, 100.0 * gbs / roof.read_gbs, gflops * 1e-3);
     }
     free(bench.line);
     return ok;

@@ -10,12 +10,6 @@
 
 #define COMM_SLOT_BYTES ((size_t)4 << 20)
 
-void common_init(struct common_options *o)
-{
-    *o = (struct common_options){.model = cli_default_model(), .compute = COMPUTE_BF16};
-    optind = 0; /* getopt starts anew */
-}
-
 bool common_parse_compute(const char *text, enum compute *out)
 {
     for (int i = 0; i < COMPUTE_COUNT; i++)
@@ -48,6 +42,40 @@ static bool take_overlap(struct common_options *o, const char *arg)
     return false;
 }
 
+bool common_take_device(const char *command, const char *text, enum device_choice *out)
+{
+    if (model_parse_device(text, out))
+        return true;
+    cli_misuse(command, "--device takes cpu, cuda or auto, got \"%s\"", text);
+    return false;
+}
+
+bool common_take_backend(const char *command, const char *option, const char *text, enum device_backend *out)
+{
+    if (model_parse_backend(text, out))
+        return true;
+    cli_misuse(command, "%s takes auto, sm90-w4a16, cublaslt-nvfp4 or reference, got \"%s\"", option, text);
+    return false;
+}
+
+bool common_device_defaults(const char *command, enum device_choice *device, enum device_backend *moe,
+                            enum device_backend *gemm)
+{
+    const char *d = getenv("NYBBLE_DEVICE"), *m = getenv("NYBBLE_MOE_BACKEND"),
+               *g = getenv("NYBBLE_GEMM_BACKEND");
+    return (!d || common_take_device(command, d, device)) &&
+           (!m || common_take_backend(command, "NYBBLE_MOE_BACKEND", m, moe)) &&
+           (!g || common_take_backend(command, "NYBBLE_GEMM_BACKEND", g, gemm));
+}
+
+void common_init(struct common_options *o)
+{
+    *o = (struct common_options){.model = cli_default_model(), .compute = COMPUTE_BF16};
+    optind = 0; /* getopt starts anew */
+    if (!common_device_defaults("environment", &o->device, &o->moe_backend, &o->gemm_backend))
+        exit(2);
+}
+
 bool common_take(struct common_options *o, const char *command, int value, const char *arg)
 {
     switch (value) {
@@ -66,11 +94,19 @@ bool common_take(struct common_options *o, const char *command, int value, const
         return cli_parse_int(command, "--tensor-parallel-size", arg, 1, COMM_RANK_MAX, &o->tensor_parallel);
     case COMMON_EXPERT_PARALLEL:
         return o->expert_parallel = true;
+    case COMMON_REDUNDANT_EXPERTS:
+        return cli_parse_int(command, "--num-redundant-experts", arg, 0, INT16_MAX, &o->redundant_experts);
     case COMMON_DISPATCH:
         if (model_parse_dispatch(arg, &o->dispatch))
             return true;
         cli_misuse(command, "--dispatch-dtype takes f32, bf16, fp8 or nvfp4, got \"%s\"", arg);
         return false;
+    case COMMON_DEVICE:
+        return common_take_device(command, arg, &o->device);
+    case COMMON_MOE_BACKEND:
+        return common_take_backend(command, "--moe-backend", arg, &o->moe_backend);
+    case COMMON_GEMM_BACKEND:
+        return common_take_backend(command, "--gemm-backend", arg, &o->gemm_backend);
     case COMMON_OVERLAP:
         if (take_overlap(o, arg))
             return true;
@@ -135,8 +171,13 @@ enum nyb_code common_open_model(struct model **out, const struct common_options 
         .n_thread = (int)o->threads,
         .kv_type = -1,
         .max_model_len = o->max_model_len,
+        .device = o->device,
+        .moe_backend = o->moe_backend,
+        .gemm_backend = o->gemm_backend,
+        .max_batched_tokens = (int)o->max_batched_tokens,
         .comm = comm,
         .expert_parallel = o->expert_parallel,
+        .redundant_experts = (int)o->redundant_experts,
         .dispatch = o->dispatch,
         .overlap = {.mode = o->overlap},
         .progress = first ? cli_progress_update : NULL,

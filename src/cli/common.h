@@ -10,9 +10,13 @@ struct common_options {
     const char *model; /* as named by the user */
     enum compute compute;
     enum load_format load_format;
+    enum device_choice device;
+    enum device_backend moe_backend, gemm_backend;
+    int64_t max_batched_tokens; /* commands that know set it; 0: a default */
     int64_t threads, max_model_len;
     int64_t tensor_parallel; /* ranks */
     bool expert_parallel;
+    int64_t redundant_experts;
     enum dispatch_type dispatch;
     enum overlap_mode overlap;
     bool verbose;
@@ -27,6 +31,10 @@ enum {
     COMMON_OVERLAP,
     COMMON_EXPERT_PARALLEL,
     COMMON_DISPATCH,
+    COMMON_REDUNDANT_EXPERTS,
+    COMMON_DEVICE,
+    COMMON_MOE_BACKEND,
+    COMMON_GEMM_BACKEND,
     COMMON_OPTION_END
 };
 
@@ -37,6 +45,10 @@ enum {
         {"max-model-len", required_argument, NULL, COMMON_MAX_MODEL_LEN},                                    \
         {"tensor-parallel-size", required_argument, NULL, COMMON_TENSOR_PARALLEL},                           \
         {"enable-expert-parallel", no_argument, NULL, COMMON_EXPERT_PARALLEL},                               \
+        {"device", required_argument, NULL, COMMON_DEVICE},                                                  \
+        {"moe-backend", required_argument, NULL, COMMON_MOE_BACKEND},                                        \
+        {"gemm-backend", required_argument, NULL, COMMON_GEMM_BACKEND},                                      \
+        {"num-redundant-experts", required_argument, NULL, COMMON_REDUNDANT_EXPERTS},                        \
         {"dispatch-dtype", required_argument, NULL, COMMON_DISPATCH},                                        \
         {"two-batch-overlap", required_argument, NULL, COMMON_OVERLAP}, {"verbose", no_argument, NULL, 'v'}, \
     {                                                                                                        \
@@ -50,8 +62,11 @@ enum {
     "  --max-model-len N  longest context (default: the model's)\n"                                         \
     "  --tensor-parallel-size N  processes that share the model out (default: 1, or what mpirun started)\n" \
     "  --enable-expert-parallel  share out experts and sequences, not features\n"                           \
+    "  --num-redundant-experts N  slots of each layer for second copies of experts (default: 0)\n"          \
     "  --dispatch-dtype T  rows on their way to experts: f32 (default), bf16, fp8 or nvfp4\n"               \
     "  --two-batch-overlap M  off (default), auto or always: docs/OVERLAP.md\n"                             \
+    "  --device D       cpu (default), cuda, or auto: docs/BACKENDS.md\n"                                   \
+    "  --moe-backend B, --gemm-backend B  a GPU's kernels: auto, sm90-w4a16, cublaslt-nvfp4, reference\n"   \
     "  --verbose        say more\n"                                                                         \
     "  --help           this text\n"
 
@@ -65,6 +80,12 @@ bool common_take_model(struct common_options *o, const char *command, int argc, 
  * the others follow it, and end their process when it is done. */
 enum nyb_code common_open_model(struct model **out, const struct common_options *o, const char *folder,
                                 struct nyb_err *err) NYB_MUST_CHECK;
+
+/* Of the three options, whose defaults are NYBBLE_DEVICE, NYBBLE_MOE_BACKEND and NYBBLE_GEMM_BACKEND. */
+bool common_take_device(const char *command, const char *text, enum device_choice *out);
+bool common_take_backend(const char *command, const char *option, const char *text, enum device_backend *out);
+bool common_device_defaults(const char *command, enum device_choice *device, enum device_backend *moe,
+                            enum device_backend *gemm);
 
 bool common_parse_compute(const char *text, enum compute *out);
 

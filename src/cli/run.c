@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "cli/common.h"
 #include "nybble.h"
 
 #define MAX_STOP 4
@@ -39,6 +40,9 @@ static const char help[] =
     "  --kv-cache-memory SIZE such as 2G (default: what one context needs)\n"
     "  --kv-cache-dtype T     auto (default: as the checkpoint declares), bf16, fp8 (or fp8_e4m3) or f32\n"
     "  --max-model-len N      longest context\n"
+    "  --device D             cpu (default), cuda, or auto: docs/BACKENDS.md\n"
+    "  --moe-backend B        a GPU's kernels for experts: auto, sm90-w4a16, cublaslt-nvfp4, reference\n"
+    "  --gemm-backend B       and for all other products, the same names\n"
     "  --load-format F        auto (default), or dummy: random weights from config.json alone\n"
     "  --verbose, --help\n\n"
     "In a chat, Ctrl-C stops the answer; /clear forgets the conversation, /bye or Ctrl-D leaves. Lines "
@@ -368,6 +372,9 @@ enum {
     STATS,
     CHAT_TEMPLATE,
     COMPUTE,
+    DEVICE,
+    MOE_BACKEND,
+    GEMM_BACKEND,
     THREADS,
     KV_CACHE_MEMORY,
     KV_CACHE_DTYPE,
@@ -392,6 +399,9 @@ static const struct option long_options[] = {
     {"stats", no_argument, NULL, STATS},
     {"chat-template", required_argument, NULL, CHAT_TEMPLATE},
     {"compute", required_argument, NULL, COMPUTE},
+    {"device", required_argument, NULL, DEVICE},
+    {"moe-backend", required_argument, NULL, MOE_BACKEND},
+    {"gemm-backend", required_argument, NULL, GEMM_BACKEND},
     {"threads", required_argument, NULL, THREADS},
     {"kv-cache-memory", required_argument, NULL, KV_CACHE_MEMORY},
     {"kv-cache-dtype", required_argument, NULL, KV_CACHE_DTYPE},
@@ -460,6 +470,8 @@ static bool take_engine_option(struct run *r, int c, const char *arg)
 {
     static const char *const compute[] = {"bf16", "strict", "int8", "w4a4"};
     static const char *const format[] = {"auto", "dummy"};
+    static const char *const device[] = {"cpu", "cuda", "auto"};
+    static const char *const backend[] = {"auto", "sm90-w4a16", "cublaslt-nvfp4", "reference"};
     static const char *const kv_name[] = {"auto", "f32", "bf16", "fp8", "fp8_e4m3"};
     static const enum nyb_kv_dtype kv[] = {NYB_KV_AUTO, NYB_KV_F32, NYB_KV_BF16, NYB_KV_FP8, NYB_KV_FP8};
     int choice = 0;
@@ -471,6 +483,17 @@ static bool take_engine_option(struct run *r, int c, const char *arg)
         if (!take_name("--compute", arg, compute, 4, &choice))
             return false;
         r->options.compute = (enum nyb_compute)choice;
+        return true;
+    case DEVICE:
+        if (!take_name("--device", arg, device, 3, &choice))
+            return false;
+        r->options.device = (enum nyb_device)choice;
+        return true;
+    case MOE_BACKEND:
+    case GEMM_BACKEND:
+        if (!take_name(c == MOE_BACKEND ? "--moe-backend" : "--gemm-backend", arg, backend, 4, &choice))
+            return false;
+        *(c == MOE_BACKEND ? &r->options.moe_backend : &r->options.gemm_backend) = (enum nyb_backend)choice;
         return true;
     case LOAD_FORMAT:
         if (!take_name("--load-format", arg, format, 2, &choice))
@@ -533,14 +556,23 @@ static bool take_option(struct run *r, int c, const char *arg)
     }
 }
 
-static void init(struct run *r)
+/* False after a complaint about the environment. */
+static bool init(struct run *r)
 {
+    enum device_choice device = DEVICE_CPU;
+    enum device_backend moe = DEVICE_BACKEND_AUTO, gemm = DEVICE_BACKEND_AUTO;
     *r = (struct run){0};
     nyb_options_init(&r->options);
     nyb_sampling_init(&r->sampling);
     r->options.model = cli_default_model();
     r->options.max_num_seqs = 1; /* so that the KV cache defaults to one context */
     optind = 0;
+    if (!common_device_defaults("run", &device, &moe, &gemm))
+        return false;
+    r->options.device = (enum nyb_device)device;
+    r->options.moe_backend = (enum nyb_backend)moe;
+    r->options.gemm_backend = (enum nyb_backend)gemm;
+    return true;
 }
 
 int cli_run(int argc, char **argv)
@@ -548,7 +580,8 @@ int cli_run(int argc, char **argv)
     struct run r;
     struct nyb_err err;
     struct cli_progress bar;
-    init(&r);
+    if (!init(&r))
+        return 2;
     for (int c; (c = getopt_long(argc, argv, "p:hv", long_options, NULL)) != -1;) {
         if (c == 'h') {
             fputs(help, stdout);

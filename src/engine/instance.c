@@ -6,7 +6,6 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/sysmem.h"
 #include "checkpoint/checkpoint.h"
 #include "kernels/kv.h"
 #include "model/model.h"
@@ -15,8 +14,20 @@ _Static_assert((int)NYB_LOAD_DUMMY == (int)LOAD_DUMMY, "same order");
 _Static_assert((int)NYB_COMPUTE_BF16 == (int)COMPUTE_BF16 && (int)NYB_COMPUTE_STRICT == (int)COMPUTE_STRICT &&
                    (int)NYB_COMPUTE_INT8 == (int)COMPUTE_INT8 && (int)NYB_COMPUTE_W4A4 == (int)COMPUTE_W4A4,
                "same order");
+_Static_assert((int)NYB_DISPATCH_F32 == (int)DISPATCH_F32 && (int)NYB_DISPATCH_BF16 == (int)DISPATCH_BF16 &&
+                   (int)NYB_DISPATCH_FP8 == (int)DISPATCH_FP8 &&
+                   (int)NYB_DISPATCH_NVFP4 == (int)DISPATCH_NVFP4,
+               "same order");
 _Static_assert((int)NYB_KV_F32 == (int)KV_F32 && (int)NYB_KV_BF16 == (int)KV_BF16 &&
                    (int)NYB_KV_FP8 == (int)KV_FP8,
+               "same order");
+
+_Static_assert((int)NYB_DEVICE_CPU == (int)DEVICE_CPU && (int)NYB_DEVICE_CUDA == (int)DEVICE_CUDA &&
+                   (int)NYB_DEVICE_AUTO == (int)DEVICE_AUTO,
+               "same order");
+_Static_assert((int)NYB_BACKEND_SM90_W4A16 == (int)DEVICE_BACKEND_SM90_W4A16 &&
+                   (int)NYB_BACKEND_CUBLASLT_NVFP4 == (int)DEVICE_BACKEND_CUBLASLT_NVFP4 &&
+                   (int)NYB_BACKEND_REFERENCE == (int)DEVICE_BACKEND_REFERENCE,
                "same order");
 
 #define BLOCK_COUNT_MAX (INT32_MAX / KV_BLOCK) /* a slot is an int32 */
@@ -41,6 +52,24 @@ void nyb_options_init(struct nyb_options *o)
                               .dummy_seed = 1};
 }
 
+static enum nyb_code check_expert_options(const struct nyb_options *o, struct nyb_err *err)
+{
+    const struct {
+        const char *name;
+        int value;
+    } of_experts[] = {
+        {"num_redundant_experts", o->num_redundant_experts},
+        {"expert_rebalance_interval", o->expert_rebalance_interval},
+        {"dispatch_dtype", (int)o->dispatch_dtype},
+    };
+    for (size_t i = 0; i < COUNT_OF(of_experts) && !o->expert_parallel; i++)
+        if (of_experts[i].value)
+            return err_at(err, NYB_E_ARG, of_experts[i].name, -1,
+                          "%s is for experts that ranks share out whole: expert_parallel is off",
+                          of_experts[i].name);
+    return NYB_OK;
+}
+
 static enum nyb_code check_options(const struct nyb_options *o, struct nyb_err *err)
 {
     if (!o->model)
@@ -55,15 +84,21 @@ static enum nyb_code check_options(const struct nyb_options *o, struct nyb_err *
         {"max_logprobs", o->max_logprobs, 0, 1000},
         {"stuck_ms", o->stuck_ms, 1, INT32_MAX},
         {"tensor_parallel_size", o->tensor_parallel_size, 0, COMM_RANK_MAX},
+        {"num_redundant_experts", o->num_redundant_experts, 0, INT16_MAX},
+        {"expert_rebalance_interval", o->expert_rebalance_interval, 0, INT32_MAX},
+        {"dispatch_dtype", (int)o->dispatch_dtype, NYB_DISPATCH_F32, NYB_DISPATCH_NVFP4},
         {"load_format", (int)o->load_format, NYB_LOAD_AUTO, NYB_LOAD_DUMMY},
         {"compute", (int)o->compute, NYB_COMPUTE_BF16, NYB_COMPUTE_W4A4},
         {"kv_dtype", (int)o->kv_dtype, NYB_KV_AUTO, NYB_KV_FP8},
+        {"device", (int)o->device, NYB_DEVICE_CPU, NYB_DEVICE_AUTO},
+        {"moe_backend", (int)o->moe_backend, NYB_BACKEND_AUTO, NYB_BACKEND_REFERENCE},
+        {"gemm_backend", (int)o->gemm_backend, NYB_BACKEND_AUTO, NYB_BACKEND_REFERENCE},
     };
     for (size_t i = 0; i < COUNT_OF(range); i++)
         if (range[i].value < range[i].lo || range[i].value > range[i].hi)
             return err_at(err, NYB_E_RANGE, range[i].name, -1, "%s must be in [%d, %d], got %d",
                           range[i].name, range[i].lo, range[i].hi, range[i].value);
-    return NYB_OK;
+    return check_expert_options(o, err);
 }
 
 /* ---- text ------------------------------------------------------------------------------------------ */
@@ -86,7 +121,7 @@ static enum nyb_code size_cache(const struct nyb_engine *e, const struct nyb_opt
                                 int *max_len, struct nyb_err *err)
 {
     size_t block_bytes = model_kv_block_bytes(e->model);
-    uint64_t budget = o->kv_cache_bytes ? o->kv_cache_bytes : sysmem_available() / 10 * 8;
+    uint64_t budget = o->kv_cache_bytes ? o->kv_cache_bytes : model_kv_room(e->model);
     int64_t len = o->max_model_len > 0 ? o->max_model_len : model_config(e->model)->max_position;
     if (len > INT32_MAX / 2)
         len = INT32_MAX / 2;
@@ -189,8 +224,14 @@ static enum nyb_code open_parts(struct nyb_engine *e, const struct nyb_options *
                                      .kv_type =
                                          o->kv_dtype == NYB_KV_AUTO ? MODEL_KV_DECLARED : (int)o->kv_dtype,
                                      .max_model_len = o->max_model_len,
+                                     .device = (enum device_choice)o->device,
+                                     .moe_backend = (enum device_backend)o->moe_backend,
+                                     .gemm_backend = (enum device_backend)o->gemm_backend,
+                                     .max_batched_tokens = o->max_num_batched_tokens,
                                      .comm = comm,
                                      .expert_parallel = o->expert_parallel,
+                                     .redundant_experts = o->num_redundant_experts,
+                                     .dispatch = (enum dispatch_type)o->dispatch_dtype,
                                      .no_fusion = !o->allreduce_fusion,
                                      .overlap = {.mode = o->two_batch_overlap ? OVERLAP_AUTO : OVERLAP_OFF,
                                                  .prefill_min = o->tbo_prefill_min,
@@ -207,6 +248,11 @@ static enum nyb_code open_parts(struct nyb_engine *e, const struct nyb_options *
         e->constraints = constraint_cache_open(e->tokenizer, e->defaults.vocab);
     struct runner runner;
     runner_from_model(&runner, e->model);
+    experts_open(&e->experts, e->model, e->live, o->expert_rebalance_interval);
+    if (o->expert_parallel) {
+        runner.between = experts_after_step;
+        runner.between_arg = &e->experts;
+    }
     const struct step_options so = {.max_num_seqs = o->max_num_seqs,
                                     .max_num_batched_tokens = o->max_num_batched_tokens,
                                     .max_len = max_len,
@@ -229,6 +275,8 @@ enum nyb_code nyb_open(struct nyb_engine **out, const struct nyb_options *o, str
     struct nyb_engine *e = mem_alloc(1, sizeof(*e));
     enum nyb_code code = open_parts(e, o, err);
     if (code != NYB_OK) {
+        if (e->model && o->ranks) /* they are the engine's only after success */
+            model_give_comm_back(e->model);
         nyb_close(e);
         return code;
     }
@@ -279,9 +327,4 @@ void nyb_engine_health(const struct nyb_engine *e, struct nyb_health *h)
     engine_health(e->engine, h);
     h->weights_inconsistent = model_weights_inconsistent(e->model);
     h->alive = h->alive && !h->weights_inconsistent;
-}
-
-bool nyb_expert_load(const struct nyb_engine *e, int layer, uint64_t *count)
-{
-    return model_expert_load(e->model, layer, count);
 }

@@ -3,6 +3,7 @@
 #define NYB_ENGINE_INSTANCE_H
 
 #include "engine/engine.h"
+#include "engine/experts.h"
 #include "engine/live.h"
 #include "model/update.h"
 #include "text/chat.h"
@@ -12,6 +13,7 @@ struct nyb_engine {
     struct engine *engine;
     struct model *model;
     struct live *live;           /* of the weights; never NULL */
+    struct experts experts;      /* the engine's thread's */
     struct tokenizer *tokenizer; /* NULL: a dummy model without tokenizer.json */
     struct chat_template *chat;  /* NULL: the checkpoint has none */
     struct constraint_cache *constraints;

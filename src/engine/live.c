@@ -3,7 +3,7 @@
  *
  *     caller's thread                                  engine's thread
  *     update_prepare: headers only                     steps go on
- *     update_stage: into a second slab                 steps go on
+ *     update_stage: into a second slab                 steps go on; other ranks are asked how far they are
  *     engine_call ────────────────────────────────────▶ FINISH: who has begun ends, others wait
  *                                                      update_commit, then requests, cache, version
  *     update_close: frees the old slab                 steps go on
@@ -12,14 +12,16 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/instance.h"
-#include "model/readback.h"
 #include "model/update.h"
+
+#define POLL_NS 2000000 /* between two looks at how far the other ranks are */
 
 _Static_assert((int)NYB_STAGING_AUTO == (int)UPDATE_STAGING_AUTO &&
                    (int)NYB_STAGING_ON == (int)UPDATE_STAGING_ON &&
@@ -63,6 +65,17 @@ enum nyb_code live_open(struct live *l, const char *folder, const char *version,
     snprintf(l->facts.version, sizeof(l->facts.version), "%s", version);
     snprintf(l->facts.folder, sizeof(l->facts.folder), "%s", folder);
     return NYB_OK;
+}
+
+bool live_take(struct live *l)
+{
+    const struct timespec moment = {.tv_nsec = 200000};
+    while (pthread_mutex_trylock(&l->update)) {
+        if (!atomic_load(&l->moving))
+            return false;
+        nanosleep(&moment, NULL);
+    }
+    return true;
 }
 
 void live_close(struct live *l)
@@ -232,6 +245,49 @@ static enum nyb_code commit(struct nyb_engine *e, const struct nyb_update *u, st
     return code == NYB_OK ? c.code : code;
 }
 
+struct poll {
+    struct update *update;
+    enum update_progress progress;
+    enum nyb_code code;
+    struct nyb_err *err;
+};
+
+static void do_poll(struct step *s, void *arg)
+{
+    struct poll *p = arg;
+    (void)s;
+    p->code = update_poll(p->update, &p->progress, p->err);
+}
+
+/* Until all ranks are as far as this one, a moment between two steps at a time. */
+static enum nyb_code meet_ranks(struct nyb_engine *e, struct update *update, struct nyb_err *err)
+{
+    const struct timespec pause = {.tv_nsec = POLL_NS};
+    struct poll p = {.update = update, .progress = UPDATE_WAIT, .err = err};
+    struct control_op op = {.run = do_poll, .arg = &p};
+    if (model_ranks(e->model) == 1)
+        return NYB_OK;
+    do {
+        TRY(engine_call(e->engine, &op, err));
+        if (p.code == NYB_OK && p.progress == UPDATE_WAIT)
+            nanosleep(&pause, NULL);
+    } while (p.code == NYB_OK && p.progress != UPDATE_READY);
+    return p.code;
+}
+
+/* Beside the steps: everything but the commit. */
+static enum nyb_code make_ready(struct nyb_engine *e, const struct nyb_update *u, struct update *update,
+                                struct nyb_err *err)
+{
+    enum nyb_code code = meet_ranks(e, update, err);
+    if (code != NYB_OK)
+        return code_of_prepare(code, err);
+    if (u->dry_run)
+        return NYB_OK;
+    TRY(update_stage(update, err));
+    return meet_ranks(e, update, err);
+}
+
 static enum nyb_code apply(struct nyb_engine *e, const struct nyb_update *u, const char *folder,
                            struct nyb_update_result *r, struct nyb_err *err)
 {
@@ -242,15 +298,18 @@ static enum nyb_code apply(struct nyb_engine *e, const struct nyb_update *u, con
                                      .n_names = u->n_names,
                                      .staging = (enum update_staging)u->staging,
                                      .n_thread = u->threads,
+                                     .dry_run = u->dry_run,
                                      .progress = u->progress,
                                      .progress_arg = u->progress_arg};
     struct update *update = NULL;
     enum nyb_code code = update_prepare(&update, e->model, &o, facts, err);
-    if (code != NYB_OK)
+    uint64_t prepared_ns = clock_ns();
+    if (code != NYB_OK) {
         code = code_of_prepare(code, err);
-    if (code == NYB_OK && !u->dry_run) {
-        code = update_stage(update, err);
-        if (code == NYB_OK)
+    } else {
+        code = make_ready(e, u, update, err);
+        facts->stage_ns = clock_ns() - prepared_ns; /* the slowest rank's */
+        if (code == NYB_OK && !u->dry_run)
             code = commit(e, u, update, facts, r, err);
         r->state = (enum nyb_weights_state)update_state(update);
     }
@@ -307,7 +366,7 @@ enum nyb_code nyb_update_weights(struct nyb_engine *e, const struct nyb_update *
     TRY(check_update(u, err));
     if (engine_is_stopping(e->engine))
         return err_set(err, NYB_E_CLOSED, "the engine is shutting down");
-    if (pthread_mutex_trylock(&l->update))
+    if (!live_take(l))
         return err_set(err, NYB_E_CONFLICT, "another update of the weights is in progress");
     set_updating(l, true);
     enum nyb_code code = u->folder ? ckpt_resolve(&folder, u->folder, err) : NYB_OK;
@@ -318,90 +377,5 @@ enum nyb_code nyb_update_weights(struct nyb_engine *e, const struct nyb_update *
     conclude(e, u, folder, code, result);
     pthread_mutex_unlock(&l->update);
     free(folder);
-    return code;
-}
-
-/* ---- uploads: a struct nyb_upload is the model's ----------------------------------------------------------
- */
-
-enum nyb_code nyb_upload_open(struct nyb_upload **out, const char *dir, uint64_t max_bytes,
-                              struct nyb_err *err)
-{
-    struct update_upload *u = NULL;
-    enum nyb_code code = upload_open(&u, dir, max_bytes, err);
-    *out = (struct nyb_upload *)u;
-    return code;
-}
-
-enum nyb_code nyb_upload_write(struct nyb_upload *u, const void *bytes, size_t n, struct nyb_err *err)
-{
-    return upload_write((struct update_upload *)u, bytes, n, err);
-}
-
-void nyb_upload_close(struct nyb_upload *u)
-{
-    upload_close((struct update_upload *)u);
-}
-
-/* ---- checks ----------------------------------------------------------------------------------------------
- */
-
-static void show_difference(void *arg, const char *name)
-{
-    struct nyb_check_result *r = arg;
-    if (r->n_shown < NYB_DIFFERENCES_MAX) {
-        snprintf(r->differs[r->n_shown], sizeof(r->differs[0]), "%s", name);
-        r->n_shown++;
-    }
-}
-
-static enum nyb_code check(struct nyb_engine *e, enum nyb_check what, int threads, struct nyb_check_result *r,
-                           struct nyb_err *err)
-{
-    struct live *l = e->live;
-    struct checksum now;
-    if (what == NYB_CHECK_COMPARE && !l->has_snapshot)
-        return err_set(err, NYB_E_NOT_FOUND, "there is no snapshot to compare with: take one first");
-    TRY(checksum_model(&now, e->model, threads, err));
-    checksum_text(now.total, r->checksum);
-    r->n_tensor = now.n_tensor;
-    if (what == NYB_CHECK_COMPARE)
-        r->n_differ = checksum_compare(&l->snapshot, &now, show_difference, r);
-    if (what != NYB_CHECK_SNAPSHOT) {
-        checksum_free(&now);
-        return NYB_OK;
-    }
-    if (l->has_snapshot)
-        checksum_free(&l->snapshot);
-    l->snapshot = now;
-    l->has_snapshot = true;
-    return NYB_OK;
-}
-
-enum nyb_code nyb_weights_check(struct nyb_engine *e, enum nyb_check what, int threads,
-                                struct nyb_check_result *result, struct nyb_err *err)
-{
-    *result = (struct nyb_check_result){0};
-    if ((unsigned)what >= NYB_CHECK_COUNT)
-        return err_at(err, NYB_E_RANGE, "action", -1, "there is no check %d", (int)what);
-    if (pthread_mutex_trylock(&e->live->update))
-        return err_set(err, NYB_E_CONFLICT, "the weights are being updated or checked");
-    enum nyb_code code = check(e, what, threads, result, err);
-    pthread_mutex_unlock(&e->live->update);
-    return code;
-}
-
-enum nyb_code nyb_read_weights(struct nyb_engine *e, const char *name, size_t max, struct nyb_values *out,
-                               struct nyb_err *err)
-{
-    struct readback r;
-    *out = (struct nyb_values){0};
-    if (pthread_mutex_trylock(&e->live->update))
-        return err_set(err, NYB_E_CONFLICT, "the weights are being updated or checked");
-    enum nyb_code code = readback_values(&r, e->model, name, max, err);
-    pthread_mutex_unlock(&e->live->update);
-    if (code == NYB_OK)
-        *out = (struct nyb_values){
-            .value = r.value, .n = r.n, .rows = r.rows, .columns = r.columns, .type = r.type};
     return code;
 }

@@ -12,6 +12,16 @@ static enum nyb_code forward(void *self, const struct batch *b, float *logits, s
     return model_forward(self, b, logits, NULL, err);
 }
 
+static float *logits_alloc(void *self, size_t bytes)
+{
+    return model_logits_alloc(self, bytes);
+}
+
+static void logits_free(void *self, float *logits)
+{
+    model_logits_free(self, logits);
+}
+
 static enum nyb_code status(void *self, struct nyb_err *err)
 {
     return model_status(self, err);
@@ -24,5 +34,7 @@ void runner_from_model(struct runner *out, struct model *m)
                            .pool = model_pool(m),
                            .reserve = reserve,
                            .forward = forward,
+                           .logits_alloc = logits_alloc,
+                           .logits_free = logits_free,
                            .status = model_ranks(m) > 1 ? status : NULL};
 }

@@ -14,8 +14,14 @@ struct runner {
     enum nyb_code (*reserve)(void *self, int n_block, struct nyb_err *err);
     /* One step: logits (batch->n_out, vocab). */
     enum nyb_code (*forward)(void *self, const struct batch *b, float *logits, struct nyb_err *err);
+    /* Memory for those logits, 64-byte aligned, NULL where there is none. Both NULL: any will do. */
+    float *(*logits_alloc)(void *self, size_t bytes);
+    void (*logits_free)(void *self, float *logits);
     /* Whether it can still do so: asked now and then while there is nothing to do. NULL: always. */
     enum nyb_code (*status)(void *self, struct nyb_err *err);
+    /* After each step, on the thread that steps. NULL: nothing. */
+    void (*between)(void *arg);
+    void *between_arg;
 };
 
 struct model;

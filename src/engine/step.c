@@ -21,7 +21,8 @@ static enum nyb_code allocate(struct step *s, int n_out, struct nyb_err *err)
 {
     size_t bytes = 0, n_seq = (size_t)s->option.max_num_seqs;
     if (size_mul((size_t)n_out, (size_t)s->runner.vocab * sizeof(float), &bytes))
-        s->logits = mem_try_aligned(bytes);
+        s->logits =
+            s->runner.logits_alloc ? s->runner.logits_alloc(s->runner.self, bytes) : mem_try_aligned(bytes);
     s->live = mem_try_alloc((size_t)s->option.max_live, sizeof(struct request *));
     s->sampled = mem_try_alloc(n_seq, sizeof(*s->sampled));
     s->unscorable = mem_try_alloc(n_seq, sizeof(*s->unscorable));
@@ -71,7 +72,10 @@ void step_close(struct step *s)
     sampler_close(s->sampler);
     version_drop(s->version);
     free(s->live);
-    free(s->logits);
+    if (s->runner.logits_free)
+        s->runner.logits_free(s->runner.self, s->logits);
+    else
+        free(s->logits);
     free(s->sampled);
     free(s->unscorable);
     free(s->out_owner);
@@ -380,5 +384,7 @@ bool step_run(struct step *s)
     tally_add(&s->stats.tokens, b.n_tok);
     tally_add(&s->stats.seconds, (double)(clock_ns() - begin) * 1e-9);
     publish(s);
+    if (s->runner.between)
+        s->runner.between(s->runner.between_arg);
     return true;
 }

@@ -34,10 +34,18 @@ struct checksum {
     struct checksum_hash total;
 };
 
-/* Of the weights that this rank serves, through the inverse layout. Not beside update_commit. Runs on
- * n_thread threads of its own (<= 0: one), so that the model can go on stepping. */
-enum nyb_code checksum_model(struct checksum *out, const struct model *m, int n_thread,
+/* Of the weights that are served, through the inverse layout, by n_thread threads of its own (<= 0: one). Of
+ * several ranks rank 0 alone calls it, between two steps, and all of them work on it. Not beside
+ * update_commit. NYB_E_INTERNAL: ranks hold different copies of what should be the same. */
+enum nyb_code checksum_model(struct checksum *out, struct model *m, int n_thread,
                              struct nyb_err *err) NYB_MUST_CHECK;
+/* The same in parts, so that the model can go on stepping: start, then poll until all ranks are done, then
+ * finish; each between two steps. Meanwhile no update can begin. After an error of poll: drop, which any
+ * thread may. */
+void checksum_start(struct model *m, int n_thread);
+enum nyb_code checksum_poll(struct model *m, bool *done, struct nyb_err *err) NYB_MUST_CHECK;
+enum nyb_code checksum_finish(struct checksum *out, struct model *m, struct nyb_err *err) NYB_MUST_CHECK;
+void checksum_drop(struct model *m);
 /* Of a checkpoint's files, a tensor at a time, without keeping them. folder: resolved. */
 enum nyb_code checksum_folder(struct checksum *out, const char *folder, int n_thread,
                               struct nyb_err *err) NYB_MUST_CHECK;

@@ -1,5 +1,6 @@
 /* Random rows: for speed work on shapes whose weights are not at hand. */
 #include <string.h>
+#include <xxhash.h>
 
 #include "fp4/fp4.h"
 #include "model/fill.h"
@@ -28,7 +29,10 @@ static enum nyb_code make(const void *arg, const struct fill_piece *p, struct ny
 {
     (void)err;
     const struct slot *s = p->slot;
-    uint64_t state = *(const uint64_t *)arg * 0x9e3779b97f4a7c15ull + p->index * 0xbf58476d1ce4e5b9ull;
+    /* Of the parameter and the place in it, not of the slot: all ranks that have it have the same. */
+    uint64_t place = XXH3_64bits(s->name, strlen(s->name)) + (uint64_t)(s->row + p->row) +
+                     ((uint64_t)(uint32_t)s->column << 32);
+    uint64_t state = *(const uint64_t *)arg * 0x9e3779b97f4a7c15ull + place * 0xbf58476d1ce4e5b9ull;
     state = state ? state : 1;
     if (s->kind == SLOT_VECTOR) {
         for (size_t i = 0; i < (size_t)s->n; i++)

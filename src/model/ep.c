@@ -7,163 +7,126 @@
 #include "base/mem.h"
 #include "fp4/fp4.h"
 
-/* ---- encodings ----------------------------------------------------------------------------------- */
-
-static size_t f32_bytes(size_t n)
-{
-    return n * sizeof(float);
-}
-
-static void f32_encode(uint8_t *to, const float *x, size_t n)
-{
-    memcpy(to, x, n * sizeof(float));
-}
-
-static void f32_decode(float *to, const uint8_t *from, size_t n)
-{
-    memcpy(to, from, n * sizeof(float));
-}
-
-static size_t bf16_bytes(size_t n)
-{
-    return n * sizeof(uint16_t);
-}
-
-static void bf16_encode(uint8_t *to, const float *x, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint16_t b = bf16_from_float(x[i]);
-        memcpy(to + i * sizeof(b), &b, sizeof(b));
-    }
-}
-
-static void bf16_decode(float *to, const uint8_t *from, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint16_t b;
-        memcpy(&b, from + i * sizeof(b), sizeof(b));
-        to[i] = bf16_to_float(b);
-    }
-}
-
-/* A scale for the row, then a byte for each element. */
-static size_t fp8_bytes(size_t n)
-{
-    return sizeof(float) + n;
-}
-
-static void fp8_encode(uint8_t *to, const float *x, size_t n)
-{
-    float most = 0;
-    for (size_t i = 0; i < n; i++)
-        most = x[i] > most ? x[i] : -x[i] > most ? -x[i] : most;
-    float scale = most > 0 ? most / 448.0f : 1.0f;
-    memcpy(to, &scale, sizeof(scale));
-    for (size_t i = 0; i < n; i++)
-        to[sizeof(scale) + i] = fp4_e4m3_from_float(x[i] / scale);
-}
-
-static void fp8_decode(float *to, const uint8_t *from, size_t n)
-{
-    float scale;
-    memcpy(&scale, from, sizeof(scale));
-    for (size_t i = 0; i < n; i++)
-        to[i] = fp4_e4m3_value[from[sizeof(scale) + i]] * scale;
-}
-
-/* A global scale for the row, a scale for each group of 16, then the codes. */
-static size_t nvfp4_bytes(size_t n)
-{
-    size_t bytes = sizeof(float) + n / FP4_GROUP + n / 2;
-    return (bytes + 3) & ~(size_t)3;
-}
-
-static void nvfp4_encode(uint8_t *to, const float *x, size_t n)
-{
-    float global = fp4_global_scale(x, n);
-    memcpy(to, &global, sizeof(global));
-    fp4_quantize_row(to + sizeof(global) + n / FP4_GROUP, to + sizeof(global), x, global, n);
-}
-
-static void nvfp4_decode(float *to, const uint8_t *from, size_t n)
-{
-    float global;
-    memcpy(&global, from, sizeof(global));
-    fp4_dequantize_row(to, from + sizeof(global) + n / FP4_GROUP, from + sizeof(global), global, n);
-}
-
-const struct dispatch_codec *ep_codec(enum dispatch_type type)
-{
-    static const struct dispatch_codec codec[] = {
-        [DISPATCH_F32] = {"f32", f32_bytes, f32_encode, f32_decode},
-        [DISPATCH_BF16] = {"bf16", bf16_bytes, bf16_encode, bf16_decode},
-        [DISPATCH_FP8] = {"fp8", fp8_bytes, fp8_encode, fp8_decode},
-        [DISPATCH_NVFP4] = {"nvfp4", nvfp4_bytes, nvfp4_encode, nvfp4_decode},
-    };
-    return &codec[type];
-}
-
-bool model_parse_dispatch(const char *text, enum dispatch_type *out)
-{
-    for (int i = DISPATCH_F32; i <= DISPATCH_NVFP4; i++)
-        if (!strcmp(text, ep_codec((enum dispatch_type)i)->name)) {
-            *out = (enum dispatch_type)i;
-            return true;
-        }
-    return false;
-}
+#define CHUNK_BYTES (64u << 20) /* of one rank's products in one layer */
 
 /* ---- who has what -------------------------------------------------------------------------------- */
 
-static int first_expert(int rank, int size, int n_expert)
+int ep_slots(const struct shard *s, int n_expert)
 {
-    return (int)((int64_t)n_expert * rank / size);
+    return n_expert + s->ep_redundant;
 }
 
-struct shard_range ep_experts(const struct shard *s, int n_expert)
+struct shard_range ep_own_slots(const struct shard *s, int n_expert)
 {
-    int begin = first_expert(s->ep_rank, s->ep_size, n_expert);
-    return (struct shard_range){begin, first_expert(s->ep_rank + 1, s->ep_size, n_expert) - begin};
+    return placement_slots(s->ep_rank, s->ep_size, ep_slots(s, n_expert));
 }
 
-enum nyb_code ep_open(struct ep *ep, const struct model_config *c, struct comm *comm, enum dispatch_type type,
-                      struct nyb_err *err)
+static enum nyb_code check_shape(const struct model_config *c, struct nyb_err *err)
 {
-    const struct moe_config *m = &c->moe;
-    TRY(comm_open_self(&ep->self, err));
-    if (m->n_expert == 0)
-        return NYB_OK;
-    if (c->hidden % FP4_GROUP || m->n_expert > INT16_MAX)
+    int n_expert = c->moe.n_expert, redundant = c->shard.ep_redundant, size = c->shard.ep_size;
+    if (c->hidden % FP4_GROUP || n_expert > INT16_MAX)
         return err_set(
             err, NYB_E_UNSUPPORTED,
             "expert parallelism takes a hidden size that is a multiple of %d and at most %d experts, "
             "found %d and %d",
-            FP4_GROUP, INT16_MAX, c->hidden, m->n_expert);
+            FP4_GROUP, INT16_MAX, c->hidden, n_expert);
+    int most = (int)((int64_t)n_expert * size < INT16_MAX ? n_expert * size : INT16_MAX) - n_expert;
+    if (redundant < 0 || redundant > most)
+        return err_at(err, NYB_E_RANGE, "num_redundant_experts", -1,
+                      "is %d, expected 0 to %d: at most a copy of each of the %d experts on each of %d ranks",
+                      redundant, most, n_expert, size);
+    return NYB_OK;
+}
+
+static void open_placements(struct ep *ep, const struct model_config *c)
+{
+    size_t n_layer = (size_t)c->n_layer, n_slot = (size_t)ep->n_slot;
+    ep->place = mem_alloc(n_slot, sizeof(*ep->place));
+    for (int r = 0; r < c->shard.ep_size; r++) {
+        struct shard_range own = placement_slots(r, c->shard.ep_size, ep->n_slot);
+        for (int i = 0; i < own.count; i++)
+            ep->place[own.begin + i] = (struct dispatch_place){(int16_t)r, (int16_t)i};
+    }
+    ep->placement = mem_alloc(n_layer, sizeof(*ep->placement));
+    ep->holds = mem_alloc(n_layer * n_slot, sizeof(*ep->holds));
+    for (size_t l = 0; l < n_layer; l++) {
+        if (!c->layer_is_moe[l])
+            continue;
+        ep->n_sparse++;
+        placement_init(&ep->placement[l], ep->n_expert, ep->n_slot, c->shard.ep_size);
+        for (size_t s = 0; s < n_slot; s++)
+            atomic_store(&ep->holds[l * n_slot + s], ep->placement[l].expert[s]);
+    }
+}
+
+static void open_load(struct ep_load *l, size_t n_layer, size_t n_expert, size_t n_rank)
+{
+    l->computed = mem_alloc(n_layer, sizeof(*l->computed));
+    l->told = mem_alloc(n_layer * n_expert, sizeof(*l->told));
+    l->pairs = mem_alloc(n_layer * n_rank, sizeof(*l->pairs));
+    l->before = mem_alloc(n_layer * n_rank, sizeof(*l->before));
+}
+
+enum nyb_code ep_open(struct ep *ep, const struct model_config *c, struct comm *comm, enum dispatch_type type,
+                      int chunk_rows, struct nyb_err *err)
+{
+    const struct moe_config *m = &c->moe;
+    size_t row = (size_t)m->top_k * (size_t)c->hidden * sizeof(float);
+    TRY(comm_open_self(&ep->self, err));
+    if (m->n_expert == 0)
+        return NYB_OK;
+    TRY(check_shape(c, err));
     if (!dispatch_init(&ep->dispatch, comm, ep_codec(type), c->hidden, m->top_k))
         return err_set(err, NYB_E_UNSUPPORTED,
                        "expert parallelism: the products of one row (%d experts of %d floats) for each of %d "
                        "ranks do not fit a message of %zu bytes",
                        m->top_k, c->hidden, comm_size(comm), comm_slot_bytes(comm));
+    ep->n_layer = c->n_layer;
     ep->n_expert = m->n_expert;
-    ep->place = mem_alloc((size_t)m->n_expert, sizeof(*ep->place));
-    for (int r = 0; r < c->shard.ep_size; r++)
-        for (int e = first_expert(r, c->shard.ep_size, m->n_expert);
-             e < first_expert(r + 1, c->shard.ep_size, m->n_expert); e++)
-            ep->place[e] = (struct dispatch_place){(int16_t)r, (int16_t)e};
+    ep->n_slot = ep_slots(&c->shard, m->n_expert);
+    ep->chunk_rows = chunk_rows > 0 ? chunk_rows : row < CHUNK_BYTES ? (int)(CHUNK_BYTES / row) : 1;
+    open_placements(ep, c);
+    open_load(&ep->load, (size_t)c->n_layer, (size_t)m->n_expert, (size_t)c->shard.ep_size);
     if (comm_rank(comm) == 0)
         log_info(
-            "expert parallel: %d experts over %d ranks, rows as %s, %d rows of each rank a round; buffers "
-            "of %.1f MB a rank for 512 rows of each",
-            m->n_expert, c->shard.ep_size, ep->dispatch.codec->name, ep->dispatch.round_rows,
-            (double)dispatch_worst_bytes(&ep->dispatch, 512) * 1e-6);
+            "expert parallel: %d experts and %d copies over %d ranks, rows as %s, %d rows of each rank a "
+            "message, %d at once; buffers of at most %.1f MB a rank",
+            m->n_expert, c->shard.ep_redundant, c->shard.ep_size, ep->dispatch.codec->name,
+            ep->dispatch.round_rows, ep->chunk_rows,
+            (double)dispatch_worst_bytes(&ep->dispatch, ep->chunk_rows) * 1e-6);
     return NYB_OK;
 }
 
 void ep_close(struct ep *ep)
 {
     comm_close(ep->self);
+    for (int l = 0; ep->placement && l < ep->n_layer; l++)
+        placement_free(&ep->placement[l]);
+    free(ep->placement);
     free(ep->place);
+    free(ep->holds);
+    free(ep->load.computed);
+    free(ep->load.told);
+    free(ep->load.pairs);
+    free(ep->load.before);
     *ep = (struct ep){0};
+}
+
+void ep_claim_experts(struct name_set *unused, const struct weights *w, int n_expert, struct ckpt *c)
+{
+    struct name_set experts = {0};
+    for (int l = 0; l < w->n_layer; l++) {
+        const struct layer_weights *layer = &w->layer[l];
+        if (!layer->expert_name)
+            continue;
+        size_t n = (size_t)n_expert * (size_t)layer->expert_parts;
+        name_set_add(&experts, layer->expert_name, n);
+        name_set_add(unused, layer->expert_name, n);
+    }
+    for (int i = 0; i < c->n_tensor; i++)
+        if (name_set_has_owner(&experts, c->tensor[i].name))
+            (void)ckpt_take(c, c->tensor[i].name);
+    name_set_free(&experts);
 }
 
 /* ---- a rank's part of a step --------------------------------------------------------------------- */
@@ -227,56 +190,13 @@ void ep_take_part(const struct batch *whole, int rank, int n_rank, struct arena 
     part->batch.out_row = out_row;
 }
 
-/* ---- logits -------------------------------------------------------------------------------------- */
-
-static bool only_rank_0(const struct ep_part *part, int size)
+bool ep_vote_to_cut(const struct batch *whole, int n_rank)
 {
-    for (int r = 1; r < size; r++)
-        if (part->n_out[r] > 0)
+    int n_row[COMM_RANK_MAX] = {0};
+    for (int s = 0; s < whole->n_seq; s++)
+        n_row[ep_home(whole, s, n_rank)] += whole->seq_start[s + 1] - whole->seq_start[s];
+    for (int r = 0; r < n_rank; r++)
+        if (n_row[r] == 1)
             return false;
-    return true;
-}
-
-/* Floats [at, at + n) of rank's block of whole rows to where they belong. */
-static void place_logits(const int32_t *out, size_t vocab, size_t at, size_t n, const float *from,
-                         float *logits)
-{
-    while (n > 0) {
-        size_t row = at / vocab, column = at % vocab, run = vocab - column < n ? vocab - column : n;
-        memcpy(logits + (size_t)out[row] * vocab + column, from, run * sizeof(float));
-        at += run;
-        from += run;
-        n -= run;
-    }
-}
-
-static size_t chunk_at(const struct ep_part *part, int rank, size_t vocab, size_t at, size_t chunk)
-{
-    size_t n = (size_t)part->n_out[rank] * vocab, left = at < n ? n - at : 0;
-    return left < chunk ? left : chunk;
-}
-
-bool ep_gather_logits(const struct ep_part *part, struct comm *comm, const float *own, int vocab,
-                      float *logits)
-{
-    size_t v = (size_t)vocab, most = 0, chunk = comm_slot_bytes(comm) / sizeof(float) / 2;
-    int size = comm_size(comm), rank = comm_rank(comm);
-    if (only_rank_0(part, size)) {
-        if (rank == 0)
-            place_logits(part->out[0], v, 0, (size_t)part->n_out[0] * v, own, logits);
-        return true;
-    }
-    for (int r = 0; r < size; r++)
-        most = (size_t)part->n_out[r] * v > most ? (size_t)part->n_out[r] * v : most;
-    for (size_t at = 0; at < most; at += chunk) {
-        struct comm_part out[COMM_RANK_MAX] = {0}, in[COMM_RANK_MAX];
-        size_t n = chunk_at(part, rank, v, at, chunk);
-        out[0] = (struct comm_part){n ? own + at : own, n * sizeof(float)};
-        comm_exchange_start(comm, 0, out);
-        if (!comm_exchange_wait(comm, 0, in))
-            return false;
-        for (int r = 0; r < size && rank == 0; r++)
-            place_logits(part->out[r], v, at, in[r].bytes / sizeof(float), in[r].data, logits);
-    }
     return true;
 }

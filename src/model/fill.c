@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/reader.h"
 #include "fp4/fp4.h"
+#include "model/device.h"
 
 /* Of rows; more only where a single panel has more. A worker's rows and what it makes of them fit its cache.
  */
@@ -198,16 +199,19 @@ void fill_settle_signs(uint8_t *codes, uint8_t *scales, size_t n_group)
     }
 }
 
-static void write_piece(const struct fill_piece *p)
+static enum nyb_code write_piece(const struct fill_piece *p, struct nyb_err *err)
 {
     const struct slot *s = p->slot;
+    if (s->kind == SLOT_MATRIX && s->weight->type == WEIGHT_NVFP4)
+        fill_settle_signs(p->rows, p->scales, (size_t)p->n_row * scale_bytes(s));
+    if (s->place)
+        return device_place_write(p, err);
     if (s->kind == SLOT_VECTOR) {
         memcpy(*s->vector, p->rows, (size_t)s->n * sizeof(float));
-        return;
+        return NYB_OK;
     }
-    if (s->weight->type == WEIGHT_NVFP4)
-        fill_settle_signs(p->rows, p->scales, (size_t)p->n_row * scale_bytes(s));
     weight_write(s->weight, p->row, p->n_row, p->rows, scale_bytes(s) ? p->scales : NULL);
+    return NYB_OK;
 }
 
 /* Begin to read what can be read ahead. */
@@ -254,8 +258,8 @@ static void end_stage(struct fill *f, struct stage *g, struct reader *reader)
     if (g->reading || g->item <= atomic_load(&f->failed)) {
         enum nyb_code code = await_rows(f, g, reader, &err);
         if (code == NYB_OK)
-            write_piece(p);
-        else
+            code = write_piece(p, &err);
+        if (code != NYB_OK)
             fail(f, g->item, code, &err);
     }
     atomic_fetch_add(&f->done, (uint64_t)p->n_row * (row_bytes(p->slot) + scale_bytes(p->slot)));

@@ -11,9 +11,11 @@ void forward_init(struct forward *f)
     arena_init(&f->step, 1u << 20);
     arena_init(&f->micro.room, 1u << 20);
     arena_init(&f->micro.scratch, 1u << 20);
+    arena_init(&f->micro.flight_room, 1u << 20);
     for (int i = 0; i < 2; i++) {
         arena_init(&f->half[i].room, 1u << 20);
         arena_init(&f->half[i].scratch, 1u << 20);
+        arena_init(&f->half[i].flight_room, 1u << 20);
     }
 }
 
@@ -22,9 +24,11 @@ void forward_free(struct forward *f)
     arena_free(&f->step);
     arena_free(&f->micro.room);
     arena_free(&f->micro.scratch);
+    arena_free(&f->micro.flight_room);
     for (int i = 0; i < 2; i++) {
         arena_free(&f->half[i].room);
         arena_free(&f->half[i].scratch);
+        arena_free(&f->half[i].flight_room);
     }
 }
 
@@ -121,11 +125,13 @@ static void run_layers(struct micro_batch *mb)
     }
 }
 
-static float *gather(const struct batch *b, const float *rows, size_t n, struct arena *step)
+/* Rows whose logits are wanted: n_out of them, from the first on. */
+static float *gather(const struct batch *b, int first, int n_out, const float *rows, size_t n,
+                     struct arena *step)
 {
-    float *out = arena_alloc(step, (size_t)b->n_out * n, sizeof(float));
-    for (size_t i = 0; i < (size_t)b->n_out; i++)
-        memcpy(out + i * n, rows + (size_t)b->out_row[i] * n, n * sizeof(float));
+    float *out = arena_alloc(step, (size_t)n_out * n, sizeof(float));
+    for (size_t i = 0; i < (size_t)n_out; i++)
+        memcpy(out + i * n, rows + (size_t)b->out_row[(size_t)first + i] * n, n * sizeof(float));
     return out;
 }
 
@@ -149,14 +155,16 @@ static void show_final(const struct micro_batch *mb, struct arena *step)
     p->probe->hidden(p->probe->arg, p->config->n_layer, norm, mb->n_tok, p->config->hidden);
 }
 
-/* Only the rows whose logits are wanted go through the last norm and the head. */
-static void run_head(struct micro_batch *mb, struct arena *step, float *logits)
+/* Only the rows whose logits are wanted go through the last norm and the head: n_out of them, from the first
+ * on. The layers' rows are left as they are. */
+static void run_head(struct micro_batch *mb, struct arena *step, int first, int n_out, float *logits)
 {
     const struct pass *p = mb->pass;
+    const struct micro_batch layers = *mb;
     size_t n = (size_t)p->config->hidden;
-    mb->residual = gather(p->batch, mb->residual, n, step);
-    mb->delta = gather(p->batch, mb->delta, n, step);
-    mb->n_tok = p->batch->n_out;
+    mb->residual = gather(p->batch, first, n_out, layers.residual, n, step);
+    mb->delta = gather(p->batch, first, n_out, layers.delta, n, step);
+    mb->n_tok = n_out;
     float *norm = layer_rows(mb, p->config->hidden);
     uint64_t begin = stage_begin(p);
     layer_add_norm_start(mb, p->weights->final_norm, norm);
@@ -167,6 +175,10 @@ static void run_head(struct micro_batch *mb, struct arena *step, float *logits)
     stage_end(p, p->config->n_layer, "head", begin);
     arena_reset(&mb->scratch);
     arena_reset(&mb->room);
+    mb->residual = layers.residual;
+    mb->delta = layers.delta;
+    mb->has_delta = layers.has_delta;
+    mb->n_tok = layers.n_tok;
 }
 
 /* Rows of all ranks' halves, each cut as this one's. */
@@ -222,14 +234,31 @@ static void run_rows(struct forward *f, struct micro_batch *mb, int cut)
         show_final(mb, &f->step);
 }
 
+/* Logits in rounds of bounded size, each of which all ranks bring to rank 0 together. */
+static void end_part(struct forward *f, struct micro_batch *mb, const struct ep_gather *g)
+{
+    const struct ep_part *part = g->part;
+    int rank = comm_rank(g->comm), step = ep_gather_rows(g->vocab), most = 0;
+    int own_rows = part->n_out[rank] < step ? part->n_out[rank] : step;
+    size_t report = ep_report_bytes(g->ep, part->n_row[rank]);
+    uint8_t *own = arena_alloc(&f->step, report + (size_t)own_rows * (size_t)g->vocab * sizeof(float) + 1, 1);
+    for (int r = 0; r < comm_size(g->comm); r++)
+        most = part->n_out[r] > most ? part->n_out[r] : most;
+    for (int first = 0; (first == 0 || first < most) && !mb->lost; first += step) {
+        int left = part->n_out[rank] - first, n = left < step ? left : step;
+        if (n > 0)
+            run_head(mb, &f->step, first, n, (float *)(void *)(own + (first ? 0 : report)));
+        if (!mb->lost)
+            mb->lost = !ep_gather(g, first, own, &f->step);
+    }
+}
+
 /* This rank's sequences alone; all ranks' logits to rank 0. */
 static void run_part(struct forward *f, const struct pass *whole, bool cut, float *logits)
 {
     struct micro_batch *mb = &f->micro;
     struct ep_part part;
     struct pass pass = *whole;
-    float *own = NULL;
-    int vocab = whole->config->vocab;
     ep_take_part(whole->batch, comm_rank(whole->comm), comm_size(whole->comm), &f->step, &part);
     pass.batch = &part.batch;
     pass.part = &part;
@@ -239,12 +268,13 @@ static void run_part(struct forward *f, const struct pass *whole, bool cut, floa
     mb->pass = &pass;
     mb->n_tok = part.batch.n_tok;
     run_rows(f, mb, cut ? part.batch.n_tok / 2 : -1);
-    if (part.batch.n_out > 0 && !mb->lost) {
-        own = arena_alloc(&f->step, (size_t)part.batch.n_out * (size_t)vocab, sizeof(float));
-        run_head(mb, &f->step, own);
-    }
-    if (whole->batch->n_out > 0 && !mb->lost)
-        mb->lost = !ep_gather_logits(&part, whole->comm, own, vocab, logits);
+    const struct ep_gather gather = {.ep = whole->ep,
+                                     .part = &part,
+                                     .comm = whole->comm,
+                                     .vocab = whole->config->vocab,
+                                     .logits = logits,
+                                     .expert_load = whole->expert_load};
+    end_part(f, mb, &gather);
 }
 
 void forward_run(struct forward *f, const struct pass *pass, int cut, float *logits)
@@ -261,7 +291,7 @@ void forward_run(struct forward *f, const struct pass *pass, int cut, float *log
         mb->n_tok = pass->batch->n_tok;
         run_rows(f, mb, cut > 0 ? cut : -1);
         if (pass->batch->n_out > 0 && !mb->lost)
-            run_head(mb, &f->step, logits);
+            run_head(mb, &f->step, 0, pass->batch->n_out, logits);
     }
     mb->pass = NULL;
     arena_reset(&f->step);

@@ -180,6 +180,19 @@ static void mlp_norm_done(struct micro_batch *mb)
     norm_to_input(mb);
 }
 
+/* Where sums stay on the rank (ep.h) a norm is arithmetic like any other. */
+static void attention_norm_here(struct micro_batch *mb)
+{
+    attention_norm(mb);
+    attention_norm_done(mb);
+}
+
+static void mlp_norm_here(struct micro_batch *mb)
+{
+    mlp_norm(mb);
+    mlp_norm_done(mb);
+}
+
 /* What a stage waits for was begun by the one before. */
 static void nothing(struct micro_batch *mb)
 {
@@ -216,8 +229,23 @@ static const struct stage moe_layer[] = {
     {0},
 };
 
+/* Whose sums stay on the rank: only what ranks without rows take part in is communication. */
+#define LOCAL_ATTENTION_STAGES                     \
+    COMPUTE("attention norm", attention_norm_here), \
+    COMPUTE("q, k, v", attention_qkv),             \
+    COMPUTE("rotate, store", attention_rotate),    \
+    COMPUTE("attend", attention_attend),           \
+    COMPUTE("attention output", attention_output), \
+    COMPUTE("mlp norm", mlp_norm_here)
+
+static const struct stage local_dense_layer[] = {
+    LOCAL_ATTENTION_STAGES,
+    COMPUTE("mlp", mlp_dense),
+    {0},
+};
+
 static const struct stage ep_layer[] = {
-    ATTENTION_STAGES,
+    LOCAL_ATTENTION_STAGES,
     COMPUTE("route", moe_route),
     ALL_COMPUTE("send", ep_send),
     COMPUTE("shared experts", ep_shared),
@@ -230,7 +258,7 @@ static const struct stage ep_layer[] = {
 
 const struct stage *layer_stages(const struct model_config *c, int layer)
 {
-    if (!c->layer_is_moe[layer])
-        return dense_layer;
-    return c->shard.ep_size > 1 ? ep_layer : moe_layer;
+    if (c->shard.ep_size > 1)
+        return c->layer_is_moe[layer] ? ep_layer : local_dense_layer;
+    return c->layer_is_moe[layer] ? moe_layer : dense_layer;
 }

@@ -65,10 +65,12 @@ struct micro_batch {
     int32_t *expert;               /* (n_tok, top_k) best first                      */
     float *weight;                 /* (n_tok, top_k)                                 */
     /* of experts on several ranks (ep_layer.c) */
+    struct dispatch_place *place; /* (n_tok, top_k) who computes each choice           */
     struct dispatch_flight flight;
-    float *shared;     /* (n_tok, hidden) of the shared experts, or NULL */
-    float *part;       /* products of the rows that came                 */
-    int32_t *part_row; /* (pairs) which is whose                         */
+    struct arena flight_room; /* of one chunk of rows: what has come, and its products */
+    float *shared;            /* (n_tok, hidden) of the shared experts, or NULL        */
+    float *part;              /* products of the rows that came                        */
+    int32_t *part_row;        /* (pairs) which is whose                                */
 };
 
 enum stage_lane { LANE_COMPUTE, LANE_COMM };
@@ -77,7 +79,8 @@ struct stage {
     enum stage_lane lane; /* LANE_COMM: done would wait for other ranks unless comm_exchange_ready */
     void (*start)(struct micro_batch *); /* NULL ends an array                     */
     void (*done)(struct micro_batch *);  /* waits for what start began; NULL: nothing to wait for */
-    bool rowless;                        /* also where this rank has no rows in the micro-batch */
+    bool rowless; /* also where this rank has no rows in the micro-batch; so is all that exchanges something
+                   * where ranks may differ in that (ep.h) */
 };
 const struct stage *layer_stages(const struct model_config *c, int layer);
 /* Without rows there is nothing to do but exchanges. */

@@ -6,11 +6,16 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/sysmem.h"
 #include "base/topology.h"
 #include "model/budget.h"
+#include "model/checksum_ranks.h"
+#include "model/device.h"
 #include "model/fill.h"
+#include "model/model_device.h"
 #include "model/model_state.h"
 #include "model/ranks.h"
+#include "model/rebalance.h"
 #include "model/update_ranks.h"
 #include "model/threads.h"
 
@@ -46,8 +51,8 @@ static enum nyb_code settle_length(struct model *m, int64_t asked, struct nyb_er
 static enum nyb_code check_memory(const struct model *m, const char *folder, struct nyb_err *err)
 {
     size_t need;
-    if (!size_add(slots_bytes(&m->weights.slots), fill_staging_bytes(&m->weights.slots, pool_size(m->pool)),
-                  &need))
+    size_t slab = m->device ? 0 : slots_bytes(&m->weights.slots);
+    if (!size_add(slab, fill_staging_bytes(&m->weights.slots, pool_size(m->pool)), &need))
         need = SIZE_MAX;
     return budget_check(need, folder, err);
 }
@@ -92,15 +97,22 @@ static enum nyb_code open_weights(struct model *m, const struct model_options *o
     }
     if (m->compute == COMPUTE_W4A4)
         TRY(source_check_input_scales(&w->slots, err));
+    if (m->device)
+        TRY(model_device_place(m, o, err));
     TRY(check_memory(m, o->folder, err));
-    TRY(slots_reserve(&w->slots, err));
-    topology_interleave(pool_topology(m->pool), w->slots.slab.data, w->slots.slab.bytes);
+    if (!m->device) {
+        TRY(slots_reserve(&w->slots, err));
+        topology_interleave(pool_topology(m->pool), w->slots.slab.data, w->slots.slab.bytes);
+        slots_mark_near(&w->slots, topology_last_cache(pool_topology(m->pool)));
+    }
     TRY(fill_weights(m, o, c, err));
     weights_link(w, &m->config);
     if (c) {
         quant_log_differences(m->quant);
-        ckpt_log_unused(c);
         name_set_collect_unused(&m->unused, c);
+        if (m->config.shard.ep_size > 1)
+            ep_claim_experts(&m->unused, w, m->config.moe.n_expert, c);
+        ckpt_log_unused(c);
         m->unused_known = true;
     }
     return NYB_OK;
@@ -144,13 +156,14 @@ static enum nyb_code join_ranks(struct model *m, const struct model_options *o, 
         m->own_comm = true;
     }
     if (o->expert_parallel && comm_size(m->comm) > 1) {
-        if (m->overlap.option.mode == OVERLAP_AUTO) {
-            log_warn("two-batch overlap stays off: it is not supported together with expert parallelism");
-            m->overlap.option.mode = OVERLAP_OFF;
-        }
         shard_set_experts(&c->shard, comm_rank(m->comm), comm_size(m->comm), c->n_head, c->n_kv_head);
-        return ep_open(&m->ep, c, m->comm, o->dispatch, err);
+        c->shard.ep_redundant = o->redundant_experts;
+        return ep_open(&m->ep, c, m->comm, o->dispatch, o->dispatch_rows, err);
     }
+    if (o->redundant_experts > 0)
+        return err_at(err, NYB_E_ARG, "num_redundant_experts", -1,
+                      "is %d: copies of experts need expert parallelism over several ranks",
+                      o->redundant_experts);
     shard_set(&c->shard, comm_rank(m->comm), comm_size(m->comm), c->n_head, c->n_kv_head);
     if (c->shard.size > 1 && c->head_dim % SHARD_UNIT)
         return err_set(err, NYB_E_UNSUPPORTED,
@@ -175,6 +188,7 @@ static enum nyb_code open_all(struct model *m, const struct model_options *o, st
     m->kv_type = choose_kv_type(m, o);
     TRY(join_ranks(m, o, err));
     TRY(pool_open(&m->pool, o->n_thread, err));
+    TRY(model_device_open(m, o, err));
     if (o->load_format == LOAD_AUTO)
         TRY(ckpt_open(&c, o->folder, err));
     enum nyb_code code = open_weights(m, o, c, err);
@@ -184,6 +198,8 @@ static enum nyb_code open_all(struct model *m, const struct model_options *o, st
     }
     if (c)
         keep_origin(&m->weights.slots, c);
+    if (m->device)
+        return NYB_OK;
     if (o->n_thread <= 0)
         TRY(settle_threads(m, err));
     return rope_open(&m->rope, &m->config.rope, m->config.max_position, err);
@@ -193,6 +209,7 @@ enum nyb_code model_open(struct model **out, const struct model_options *o, stru
 {
     struct model *m = mem_alloc(1, sizeof(*m));
     m->compute = o->compute;
+    update_begin(m);
     forward_init(&m->forward);
     overlap_init(&m->overlap, &o->overlap);
     enum nyb_code code = ranks_agree(o->comm, open_all(m, o, err), err);
@@ -202,10 +219,16 @@ enum nyb_code model_open(struct model **out, const struct model_options *o, stru
         m = NULL;
     } else {
         m->own_comm = true;
+        rebalance_open(m);
         comm_calibrate(m->comm, kernels_cpu(), m->pool, !o->no_fusion, o->fusion_max_tokens);
     }
     *out = m;
     return code;
+}
+
+void model_give_comm_back(struct model *m)
+{
+    m->own_comm = false;
 }
 
 static void free_kv(struct model *m)
@@ -223,10 +246,13 @@ void model_close(struct model *m)
         return;
     ranks_end(m);
     update_end(m);
+    rebalance_close(m);
+    checksum_end(m);
     forward_free(&m->forward);
     free(m->expert_load);
     free_kv(m);
     ep_close(&m->ep);
+    device_close(m->device);
     rope_close(&m->rope);
     weights_free(&m->weights);
     name_set_free(&m->unused);
@@ -246,8 +272,15 @@ size_t model_kv_block_bytes(const struct model *m)
 {
     const struct model_config *c = &m->config;
     int local = comm_local_size(m->comm);
+    if (m->device)
+        return device_kv_block_bytes(m->device, m->kv_type);
     return 2 * (size_t)c->n_layer * kv_block_bytes(m->kv_type, c->shard.kv_head.count, c->head_dim) *
            (size_t)local;
+}
+
+uint64_t model_kv_room(const struct model *m)
+{
+    return m->device ? device_kv_room(m->device) / 10 * 9 : sysmem_available() / 10 * 8;
 }
 
 int model_kv_blocks(const struct model *m)
@@ -265,6 +298,8 @@ enum nyb_code model_kv_reserve(struct model *m, int n_block, struct nyb_err *err
                        INT32_MAX / KV_BLOCK);
     ranks_reserve(m, n_block);
     free_kv(m);
+    if (m->device)
+        return model_device_kv_reserve(m, n_block, err);
     if (!size_mul(model_kv_block_bytes(m), (size_t)n_block, &bytes))
         return err_set(err, NYB_E_MEMORY, "%d KV blocks are more than memory can address", n_block);
     TRY(budget_check(bytes, "the KV cache", err));
@@ -320,6 +355,11 @@ enum nyb_code model_set_threads(struct model *m, int n_thread, struct nyb_err *e
     return NYB_OK;
 }
 
+void model_set_overlap(struct model *m, enum overlap_mode mode)
+{
+    m->overlap.option.mode = mode;
+}
+
 const struct weights *model_weights(const struct model *m)
 {
     return &m->weights;
@@ -337,7 +377,7 @@ const char *model_quant_text(const struct model *m)
 
 uint64_t model_weight_bytes(const struct model *m)
 {
-    return m->weights.slots.slab.bytes;
+    return m->device ? device_weight_bytes(m->device) : m->weights.slots.slab.bytes;
 }
 
 bool model_expert_load(const struct model *m, int layer, uint64_t *count)
@@ -349,6 +389,19 @@ bool model_expert_load(const struct model *m, int layer, uint64_t *count)
     for (int i = 0; i < c->moe.n_expert; i++)
         count[i] = atomic_load_explicit(&load[i], memory_order_relaxed);
     return true;
+}
+
+/* A row to cut the step at, or 0. */
+static int choose_cut(struct model *m, const struct pass *p)
+{
+    if (m->following)
+        return m->follow_cut;
+    if (p->watched)
+        return 0;
+    bool always = m->overlap.option.mode == OVERLAP_ALWAYS;
+    if (p->ep && !always && !ep_vote_to_cut(p->batch, model_ranks(m)))
+        return 0;
+    return overlap_choose(&m->overlap, p->batch, model_ranks(m));
 }
 
 enum nyb_code model_forward(struct model *m, const struct batch *b, float *logits,
@@ -375,9 +428,9 @@ enum nyb_code model_forward(struct model *m, const struct batch *b, float *logit
         .watched = ranks_watched(m, probe),
     };
     TRY(forward_check(&pass, err));
-    int cut = m->following   ? m->follow_cut
-              : pass.watched ? 0
-                             : overlap_choose(&m->overlap, b, model_ranks(m));
+    if (m->device)
+        return model_device_forward(m, b, logits, m->want_best, probe, err);
+    int cut = choose_cut(m, &pass);
     ranks_forward(m, b, pass.watched, cut);
     uint64_t begin = clock_ns();
     int32_t last = 0;

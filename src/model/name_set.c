@@ -40,6 +40,16 @@ void name_set_collect_unused(struct name_set *s, const struct ckpt *c)
     qsort(s->name, (size_t)s->n, sizeof(*s->name), by_text);
 }
 
+void name_set_add(struct name_set *s, const char *const *tensor, size_t n)
+{
+    if (!s->name)
+        arena_init(&s->names, 4 << 10);
+    s->name = mem_grow(s->name, (size_t)s->n + n + 1, sizeof(*s->name));
+    for (size_t i = 0; i < n; i++)
+        s->name[s->n++] = arena_strndup(&s->names, tensor[i], owner_length(tensor[i]));
+    qsort(s->name, (size_t)s->n, sizeof(*s->name), by_text);
+}
+
 bool name_set_has_owner(const struct name_set *s, const char *tensor)
 {
     char *owner = mem_strndup(tensor, owner_length(tensor));

@@ -15,6 +15,8 @@ struct name_set {
 /* The owner of each tensor that ckpt_take has not marked. An owner is a tensor's name without what
  * quantization adds to it: "mtp.0.up_proj" for ".weight", ".weight_packed", ".weight_scale" and the like. */
 void name_set_collect_unused(struct name_set *s, const struct ckpt *c);
+/* The owners of these n, too. To an empty one (all zero) as well. */
+void name_set_add(struct name_set *s, const char *const *tensor, size_t n);
 /* Whether the owner of this tensor is in it. */
 bool name_set_has_owner(const struct name_set *s, const char *tensor);
 void name_set_free(struct name_set *s);

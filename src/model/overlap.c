@@ -1,15 +1,18 @@
 #include "model/overlap.h"
 
+#include <math.h>
+
 #include "base/clock.h"
 
 #define PREFILL_MIN 64
 #define DECODE_MIN  16
-/* Steps of a size that are tried each way before one is chosen; later one in RETRY goes the other way, to see
- * whether that has changed. */
-#define TRIES 4
-#define RETRY 64
-#define GAIN  0.98 /* of the time without: less is within the noise */
-#define BLEND 0.25 /* of a new time into the score */
+/* Steps of a size that are tried each way, in turn, before one is chosen. Later one in RETRY goes the other
+ * way, to see whether that has changed, and fewer where that costs much: all tries together may cost
+ * TRY_COST. */
+#define TRIES    4
+#define RETRY    64
+#define TRY_COST 0.01
+#define GAIN     0.98 /* of the time without: less is within the noise */
 
 /* ---- whether ------------------------------------------------------------------------------------- */
 
@@ -34,12 +37,30 @@ static struct overlap_score *score_of(struct overlap *o, const struct batch *b)
     return &o->score[is_decode(b)][size < OVERLAP_SIZES ? size : OVERLAP_SIZES - 1];
 }
 
+/* Time with overlap by time without: the middle of the last pairs, so that a step that was held up by
+ * something else decides nothing. 1 as long as there are none. */
+static double ratio_of(const struct overlap_score *s)
+{
+    double sorted[OVERLAP_PAIRS];
+    int n = s->n_pair < OVERLAP_PAIRS ? (int)s->n_pair : OVERLAP_PAIRS;
+    for (int i = 0; i < n; i++) {
+        int at = i;
+        for (; at > 0 && sorted[at - 1] > s->ratio[i]; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = s->ratio[i];
+    }
+    return n ? sorted[n / 2] : 1;
+}
+
 static bool wants(const struct overlap_score *s)
 {
     if (s->steps < 2 * TRIES)
         return s->steps % 2;
-    bool pays = s->on_ns > 0 && s->on_ns < GAIN * s->off_ns;
-    return s->steps % RETRY ? pays : !pays;
+    double ratio = ratio_of(s);
+    bool pays = ratio < GAIN;
+    double loss = pays ? 1 / ratio - 1 : ratio - 1;
+    uint64_t period = loss > RETRY * TRY_COST ? (uint64_t)fmin(loss / TRY_COST, 1e6) : RETRY;
+    return s->steps % period ? pays : !pays;
 }
 
 int overlap_choose(struct overlap *o, const struct batch *b, int n_rank)
@@ -53,11 +74,14 @@ int overlap_choose(struct overlap *o, const struct batch *b, int n_rank)
 
 void overlap_learn(struct overlap *o, const struct batch *b, int cut, uint64_t ns)
 {
-    if (b->n_tok < 1)
+    if (b->n_tok < 1 || o->option.mode == OVERLAP_OFF)
         return;
     struct overlap_score *s = score_of(o, b);
-    double *score = cut ? &s->on_ns : &s->off_ns, row_ns = (double)ns / b->n_tok;
-    *score = *score > 0 ? *score + BLEND * (row_ns - *score) : row_ns;
+    double row_ns = (double)ns / b->n_tok;
+    if (s->steps && (cut > 0) != s->last_cut && row_ns > 0 && s->last_ns > 0)
+        s->ratio[s->n_pair++ % OVERLAP_PAIRS] = cut ? row_ns / s->last_ns : s->last_ns / row_ns;
+    s->last_ns = row_ns;
+    s->last_cut = cut > 0;
     s->steps++;
     *(cut ? &o->n_on : &o->n_off) += 1;
 }
@@ -137,16 +161,17 @@ static void finish(struct micro_batch *mb)
     next_stage(mb);
 }
 
-/* Its exchange, if it has one, is then under way. */
+/* Its exchange, if it has one, is then under way. A turn ends there whether or not this rank has rows: ranks
+ * with more and fewer stops would begin the exchanges of both channels in different orders, and each would
+ * wait for what the other begins only later. */
 static void begin(struct micro_batch *mb)
 {
     const struct stage *s = stage_of(mb);
     mb->started_ns = clock_ns();
-    bool takes_part = layer_takes_part(mb, s);
-    if (takes_part)
+    if (layer_takes_part(mb, s))
         s->start(mb);
     mb->started = true;
-    if (!takes_part || !s->done || s->lane == LANE_COMPUTE)
+    if (!s->done || s->lane == LANE_COMPUTE)
         finish(mb);
 }
 
@@ -159,9 +184,9 @@ static void take_turn(struct micro_batch *mb)
         begin(mb);
 }
 
-/* In turns, whatever is there already: all ranks then do the same in the same order, so that none waits for
- * an exchange that another begins only later, and neither half runs ahead of the other, which would leave the
- * other's last layers with nothing to hide their exchanges behind. */
+/* In turns, whatever is there already and whoever has rows: all ranks then do the same in the same order, so
+ * that none waits for an exchange that another begins only later, and neither half runs ahead of the other,
+ * which would leave the other's last layers with nothing to hide their exchanges behind. */
 void overlap_run(struct micro_batch *first, struct micro_batch *second)
 {
     while ((!is_over(first) || !is_over(second)) && !first->lost && !second->lost) {

@@ -14,10 +14,15 @@
 
 #define OVERLAP_SIZES 48 /* two for each power of two */
 
-/* What steps of one size have taken, nanoseconds a row; 0: none yet. */
+#define OVERLAP_PAIRS 8
+
+/* Steps of one size. Two that follow one another, one cut and one not, are compared: a machine that gets
+ * busier changes both alike. */
 struct overlap_score {
-    double off_ns, on_ns;
-    uint64_t steps;
+    double ratio[OVERLAP_PAIRS]; /* time of a row with overlap by that without, of the last pairs */
+    uint64_t n_pair, steps;
+    double last_ns; /* a row of the last step took */
+    bool last_cut;
 };
 
 struct overlap {

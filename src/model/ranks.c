@@ -4,6 +4,9 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/checksum_ranks.h"
+#include "model/readback.h"
+#include "model/rebalance.h"
 #include "model/update_ranks.h"
 
 #define CHANNEL      0
@@ -13,16 +16,14 @@ enum command_kind {
     COMMAND_END = 1,
     COMMAND_RESERVE,
     COMMAND_FORWARD,
-    COMMAND_UPDATE, /* update_options follow */
-    COMMAND_COMMIT,
-    COMMAND_ROLLBACK,
-    COMMAND_CLOSE, /* the update */
+    COMMAND_TASK, /* its bytes follow */
 };
 
 struct command {
     int32_t kind;
     int32_t n_block; /* COMMAND_RESERVE */
-    uint64_t bytes;  /* COMMAND_UPDATE  */
+    int32_t task;    /* COMMAND_TASK    */
+    uint64_t bytes;  /* COMMAND_TASK    */
     int32_t n_seq, n_tok, n_block_max, n_out, watched, cut, has_home;
 };
 
@@ -94,39 +95,39 @@ void ranks_reserve(struct model *m, int n_block)
         send(m, &command);
 }
 
-/* What another thread has left to be said. */
-static void send_messages(struct model *m)
+void ranks_do(struct model *m, enum ranks_task task, const void *data, size_t bytes)
 {
-    const struct command close = {.kind = COMMAND_CLOSE};
-    if (atomic_exchange(&m->message_close, false))
-        send(m, &close);
-    struct update_message *a = atomic_exchange(&m->message, NULL);
-    if (!a)
-        return;
-    const struct command update = {.kind = COMMAND_UPDATE, .bytes = a->bytes};
-    send(m, &update);
-    (void)comm_broadcast(m->comm, a->data, a->bytes);
-    free(a->data);
-    free(a);
-}
-
-static void send_after_messages(struct model *m, enum command_kind kind)
-{
-    const struct command command = {.kind = (int32_t)kind};
+    const struct command command = {.kind = COMMAND_TASK, .task = (int32_t)task, .bytes = bytes};
     if (!leads(m))
         return;
-    send_messages(m);
     send(m, &command);
+    (void)comm_broadcast(m->comm, (void *)(uintptr_t)data, bytes); /* from here it is only read */
 }
 
-void ranks_commit(struct model *m)
+bool ranks_gather(const struct model *m, const void *own, size_t bytes, void *all)
 {
-    send_after_messages(m, COMMAND_COMMIT);
+    if (comm_size(m->comm) > 1)
+        return comm_gather(m->comm, own, bytes, all);
+    memcpy(all, own, bytes);
+    return true;
 }
 
-void ranks_rollback(struct model *m)
+bool ranks_collect(struct comm *comm, int rank, const void *own, void *to, size_t bytes)
 {
-    send_after_messages(m, COMMAND_ROLLBACK);
+    struct comm_part in[COMM_RANK_MAX];
+    for (size_t at = 0; at < bytes;) {
+        size_t n = bytes - at < comm_slot_bytes(comm) ? bytes - at : comm_slot_bytes(comm);
+        bool gives = comm_rank(comm) == rank;
+        comm_publish_start(comm, CHANNEL, gives ? (const void *)((const uint8_t *)own + at) : "",
+                           gives ? n : 0);
+        if (!comm_exchange_wait(comm, CHANNEL, in))
+            return false;
+        ASSERT(in[rank].bytes == n);
+        if (comm_rank(comm) == 0)
+            memcpy((uint8_t *)to + at, in[rank].data, n);
+        at += n;
+    }
+    return true;
 }
 
 void ranks_end(struct model *m)
@@ -161,7 +162,7 @@ void ranks_forward(struct model *m, const struct batch *b, bool watched, int cut
 {
     if (!leads(m))
         return;
-    send_messages(m);
+    update_say(m);
     const struct command command = {.kind = COMMAND_FORWARD,
                                     .n_seq = b->n_seq,
                                     .n_tok = b->n_tok,
@@ -210,14 +211,29 @@ static enum nyb_code follow_step(struct model *m, const struct command *c, struc
     return code;
 }
 
-static enum nyb_code follow_update(struct model *m, const struct command *c, struct nyb_err *err)
+static enum nyb_code follow_task(struct model *m, const struct command *c, struct nyb_err *err)
 {
-    uint8_t *data = mem_alloc(c->bytes, 1);
-    bool there = comm_broadcast(m->comm, data, c->bytes);
-    if (there)
-        update_follow_prepare(m, data, c->bytes);
+    static void (*const follow[])(struct model * m, const uint8_t *data, size_t bytes) = {
+        [TASK_UPDATE_PREPARE] = update_follow_prepare,
+        [TASK_UPDATE_PIECE] = update_follow_piece,
+        [TASK_UPDATE_STAGE] = update_follow_stage,
+        [TASK_UPDATE_ASK] = update_follow_ask,
+        [TASK_UPDATE_COMMIT] = update_follow_commit,
+        [TASK_UPDATE_ROLLBACK] = update_follow_rollback,
+        [TASK_UPDATE_CLOSE] = update_follow_close,
+        [TASK_CHECKSUM_START] = checksum_follow_start,
+        [TASK_CHECKSUM_ASK] = checksum_follow_ask,
+        [TASK_CHECKSUM_GIVE] = checksum_follow_give,
+        [TASK_READBACK] = readback_follow,
+        [TASK_EXPERT_MOVE] = rebalance_follow,
+    };
+    _Static_assert(COUNT_OF(follow) == TASK_COUNT, "a function for each task");
+    ASSERT(c->task >= 0 && c->task < TASK_COUNT);
+    uint8_t *data = mem_alloc(c->bytes + 1, 1);
+    if (comm_broadcast(m->comm, data, c->bytes))
+        follow[c->task](m, data, c->bytes);
     free(data);
-    return there ? NYB_OK : comm_status(m->comm, err);
+    return comm_status(m->comm, err);
 }
 
 static enum nyb_code do_command(struct model *m, const struct command *c, struct nyb_err *err)
@@ -225,17 +241,8 @@ static enum nyb_code do_command(struct model *m, const struct command *c, struct
     switch (c->kind) {
     case COMMAND_RESERVE:
         return model_kv_reserve(m, c->n_block, err);
-    case COMMAND_UPDATE:
-        return follow_update(m, c, err);
-    case COMMAND_COMMIT:
-        update_follow_commit(m);
-        return comm_status(m->comm, err);
-    case COMMAND_ROLLBACK:
-        update_follow_rollback(m);
-        return comm_status(m->comm, err);
-    case COMMAND_CLOSE:
-        update_follow_close(m);
-        return NYB_OK;
+    case COMMAND_TASK:
+        return follow_task(m, c, err);
     default:
         return follow_step(m, c, err);
     }

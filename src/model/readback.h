@@ -4,6 +4,8 @@
 
 #include "model/model.h"
 
+#define READBACK_MAX ((size_t)1 << 20) /* values */
+
 struct readback {
     float *value; /* (n) from the first row on; the caller frees */
     size_t n;
@@ -12,8 +14,12 @@ struct readback {
 };
 
 /* At most max values, dequantized. name: of a tensor, or of a matrix without its ".weight". NYB_E_NOT_FOUND:
- * there is none. NYB_E_UNSUPPORTED: ranks share it, and this one has a part. Not beside update_commit. */
-enum nyb_code readback_values(struct readback *out, const struct model *m, const char *name, size_t max,
+ * there is none. Not beside update_commit. Of several ranks rank 0 alone calls it, between two steps, and
+ * every rank gives what it has of them. */
+enum nyb_code readback_values(struct readback *out, struct model *m, const char *name, size_t max,
                               struct nyb_err *err) NYB_MUST_CHECK;
+
+/* The others, the thread that follows (ranks.h). */
+void readback_follow(struct model *m, const uint8_t *data, size_t bytes);
 
 #endif

@@ -23,6 +23,7 @@ struct shard {
     /* Expert parallelism (ep.h): experts are shared out whole and sequences have a home rank, so that nothing
      * else is cut: rank 0 of 1 above. 0 of 1 here without it. */
     int ep_rank, ep_size;
+    int ep_redundant; /* slots of a layer for second copies of experts, over all ranks (placement.h) */
 };
 
 /* Rank's share of n features. */

@@ -99,3 +99,12 @@ enum nyb_code slots_reserve(struct slots *s, struct nyb_err *err)
     }
     return NYB_OK;
 }
+
+/* A quarter of the cache is left to activations, the KV cache and other programs. */
+void slots_mark_near(struct slots *s, size_t last_cache)
+{
+    bool near = slots_bytes(s) <= last_cache / 4 * 3;
+    for (int i = 0; i < s->n; i++)
+        if (s->slot[i].kind == SLOT_MATRIX)
+            s->slot[i].weight->near = near;
+}

@@ -12,6 +12,7 @@
 #include "model/pages.h"
 
 struct origin;
+struct device_place;
 
 enum slot_kind { SLOT_MATRIX, SLOT_VECTOR };
 
@@ -26,6 +27,7 @@ struct slot {
     float dummy;                 /* what fills a vector that has no checkpoint        */
     struct linear_source source; /* resolved: matrix; all zero for a random one       */
     const struct ckpt_tensor *tensor; /* resolved: vector                                  */
+    struct device_place *place;       /* on a GPU (device.h), or NULL: in the slab                       */
     struct origin *origin;            /* whose tensors those are (origin.h); NULL: nobody keeps them open */
 };
 
@@ -46,13 +48,15 @@ void slots_add_vector(struct slots *s, float **to, int n, float dummy, const cha
 void slots_cut(struct slots *s, int row, int n, int column, int k);
 
 size_t slot_bytes(const struct slot *s);            /* in the slab, padded to a multiple of 64 */
-uint8_t *slot_address(const struct slot *s);        /* after slots_reserve                     */
+uint8_t *slot_address(const struct slot *s);        /* after slots_reserve; on a GPU, the GPU's */
 void slot_set_address(struct slot *s, uint8_t *at); /* of its matrix or vector                 */
 
 /* Bytes that slots_reserve takes; SIZE_MAX when they are too many to count. */
 size_t slots_bytes(const struct slots *s);
 /* Give every slot its address. Nothing is written. */
 enum nyb_code slots_reserve(struct slots *s, struct nyb_err *err) NYB_MUST_CHECK;
+/* Tells the matrices whether all slots together stay in a last cache of so many bytes; 0: not known. */
+void slots_mark_near(struct slots *s, size_t last_cache);
 
 /* ---- source.c: what fills them ------------------------------------------------------------------- */
 

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "checkpoint/glob.h"
+#include "model/ranks.h"
 #include "model/update_internal.h"
 #include "model/update_ranks.h"
 #include "model/upload.h"
@@ -39,10 +40,17 @@ void update_differs(struct update *u, const char *fmt, ...)
 enum nyb_code update_fault(struct update *u, enum update_point point, struct nyb_err *err)
 {
     int64_t count = atomic_fetch_add(&u->count[point], 1);
+    if (point == UPDATE_AT_READ && atomic_load(&u->called_off))
+        return err_set(err, NYB_E_CANCELLED, "the update was called off");
     enum nyb_code code = u->o.fault ? u->o.fault(u->o.fault_arg, point, count) : NYB_OK;
     return code == NYB_OK ? code
                           : err_set(err, code, "a fault was asked for at point %d, call %lld", (int)point,
                                     (long long)count);
+}
+
+void update_call_off(struct update *u)
+{
+    atomic_store(&u->called_off, true);
 }
 
 /* ---- opening ------------------------------------------------------------------------------------- */
@@ -98,10 +106,6 @@ static enum nyb_code prepare(struct update *u, struct nyb_err *err)
     const struct update_options *o = &u->o;
     if (!o->folder == !o->upload)
         return err_set(err, NYB_E_ARG, "an update is from a folder or from an upload, one of them");
-    if (o->upload && comm_size(u->m->comm) > 1)
-        return err_set(err, NYB_E_UNSUPPORTED,
-                       "an upload reaches one of the %d ranks only: give them a folder that all can read",
-                       comm_size(u->m->comm));
     if (u->was_inconsistent && (o->n_names || o->upload))
         return err_set(err, NYB_E_ARG,
                        "the served weights are inconsistent since an update that could not be undone: only a "
@@ -130,6 +134,7 @@ enum nyb_code update_prepare(struct update **out, struct model *m, const struct 
     slots_init(&u->next);
     enum nyb_code code = prepare(u, err);
     facts->prepare_ns = clock_ns() - begin;
+    u->own_staged = facts->staged_bytes;
     if (code != NYB_OK) {
         update_close(u);
         return code;
@@ -166,6 +171,74 @@ void update_close(struct update *u)
     hfconfig_close(&u->hf);
     free(u);
     atomic_store(&m->updating, false);
+}
+
+/* ---- the other ranks ----------------------------------------------------------------------------- */
+
+/* The next bytes of the upload. True: there were some. */
+static enum nyb_code send_piece(struct update *u, bool *sent, struct nyb_err *err)
+{
+    uint64_t left = u->o.upload ? upload_bytes(u->o.upload) - u->sent : 0;
+    size_t slot = comm_slot_bytes(u->m->comm), n = left < slot ? (size_t)left : slot;
+    *sent = n > 0;
+    if (!n)
+        return NYB_OK;
+    void *piece = mem_alloc(n, 1);
+    enum nyb_code code = upload_read(u->o.upload, u->sent, piece, n, err);
+    if (code == NYB_OK)
+        ranks_do(u->m, TASK_UPDATE_PIECE, piece, n);
+    u->sent += n;
+    free(piece);
+    return code;
+}
+
+static enum nyb_code ask_all(struct update *u, enum update_progress *progress, struct nyb_err *err)
+{
+    int n = comm_size(u->m->comm), wanted = u->phase == PHASE_STAGED ? 2 : 1;
+    struct update_status *all = mem_alloc((size_t)n, sizeof(*all));
+    enum nyb_code code = update_ask(u->m, all) ? NYB_OK : comm_status(u->m->comm, err);
+    *progress = UPDATE_READY;
+    u->facts->staged_bytes = u->own_staged;
+    for (int r = 1; r < n && code == NYB_OK; r++) {
+        if (all[r].phase < wanted)
+            *progress = UPDATE_WAIT;
+        u->facts->staged_bytes += all[r].staged_bytes;
+        code = (enum nyb_code)all[r].code;
+        if (code != NYB_OK && err)
+            *err = all[r].err;
+    }
+    free(all);
+    return code;
+}
+
+enum nyb_code update_poll(struct update *u, enum update_progress *progress, struct nyb_err *err)
+{
+    bool sent = false;
+    *progress = UPDATE_READY;
+    if (!u->announced)
+        return NYB_OK;
+    ASSERT(u->phase == PHASE_PREPARED || u->phase == PHASE_STAGED);
+    update_say(u->m);
+    TRY(send_piece(u, &sent, err));
+    *progress = UPDATE_NEXT;
+    if (sent)
+        return NYB_OK;
+    TRY(ask_all(u, progress, err));
+    if (*progress == UPDATE_READY && !u->stage_said && !u->o.dry_run) {
+        u->stage_said = true; /* they begin while this rank does */
+        ranks_do(u->m, TASK_UPDATE_STAGE, "", 0);
+    }
+    return NYB_OK;
+}
+
+enum nyb_code update_meet(struct update *u, struct nyb_err *err)
+{
+    bool more = u->announced;
+    if (more)
+        update_say(u->m);
+    while (more)
+        TRY(send_piece(u, &more, err));
+    return NYB_OK;
 }
 
 /* ---- facts --------------------------------------------------------------------------------------- */

@@ -13,9 +13,9 @@
  * the old checkpoint again, whose files have been kept open and are checked against the bytes that were
  * served.
  *
- * Threads: prepare, stage, close and upload_* may run beside the thread that steps the model; commit and
- * rollback only between its steps, by that thread or while it waits. A model has one update at a time. All
- * ranks do each phase, then agree on its outcome, then do the next; after a commit that a peer could not
+ * Threads: prepare, stage, close and upload_* may run beside the thread that steps the model; poll, commit
+ * and rollback only between its steps, by that thread or while it waits. A model has one update at a time.
+ * All ranks do each phase, then agree on its outcome, then do the next; after a commit that a peer could not
  * follow, they roll back. */
 #ifndef NYB_MODEL_UPDATE_H
 #define NYB_MODEL_UPDATE_H
@@ -50,6 +50,7 @@ struct update_options {
     enum load_format load_format; /* LOAD_DUMMY: random weights; the folder's config.json is still checked */
     uint64_t dummy_seed;
     int n_thread; /* of update_stage, <= 0: one, so that decoding keeps its cores */
+    bool dry_run; /* update_stage will not be called */
     void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
     void *progress_arg;
     /* Tests only, else NULL. May be called from several threads; anything but NYB_OK makes that read or step
@@ -62,8 +63,9 @@ struct update_options {
 struct update_facts {
     int n_tensor;          /* parameters to be replaced (a quantized matrix with its scales is one)  */
     uint64_t read_bytes;   /* of the new checkpoint                                                  */
-    uint64_t weight_bytes; /* of the slots replaced                                                  */
-    uint64_t staged_bytes; /* of the second slab; 0: read in place                                   */
+    uint64_t weight_bytes; /* of the parameters replaced, all ranks' parts of them                   */
+    uint64_t staged_bytes; /* of the second slab, and of other ranks' once update_poll has asked; 0:
+                              read in place                                                          */
     bool staged;
     bool kv_changes; /* an FP8 cache has other scales now: no sequence can go on over its old KV */
     uint64_t prepare_ns, stage_ns, commit_ns, rollback_ns;
@@ -81,6 +83,16 @@ struct update;
  */
 enum nyb_code update_prepare(struct update **out, struct model *m, const struct update_options *o,
                              struct update_facts *facts, struct nyb_err *err) NYB_MUST_CHECK;
+enum update_progress {
+    UPDATE_NEXT,  /* there is more to be handed over: call again soon               */
+    UPDATE_WAIT,  /* a rank is still busy: call again later                         */
+    UPDATE_READY, /* all ranks have prepared; once update_stage is done: all staged */
+};
+/* Only where ranks share the model, and between two of its steps: hand the others a piece of what they need,
+ * and ask how far they are. Never waits for one that reads. update_commit does all of this itself, but then
+ * steps wait for the slowest rank's reading. An error is the first rank's that has one; then close. */
+enum nyb_code update_poll(struct update *u, enum update_progress *progress,
+                          struct nyb_err *err) NYB_MUST_CHECK;
 /* Read the new weights into the second slab; without staging this does nothing. The served weights are not
  * touched, whatever happens: after an error, update_close. */
 enum nyb_code update_stage(struct update *u, struct nyb_err *err) NYB_MUST_CHECK;

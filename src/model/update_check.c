@@ -86,10 +86,10 @@ static enum nyb_code note(struct update *u, enum nyb_code code, const struct nyb
 
 /* ---- a slot -------------------------------------------------------------------------------------- */
 
-static void take_scales(struct update *u, struct touched *t, const struct weight *live, bool *any)
+static void take_scales(struct update *u, struct touched *t, const char *module, const struct weight *live,
+                        bool *any)
 {
     char name[NAME_BYTES];
-    const char *module = u->m->weights.slots.slot[t->index].name;
     bool packed =
         t->weight.type == WEIGHT_NVFP4 && ckpt_find(u->ckpt, part_name(name, module, ".weight_packed"));
     const char *global = t->weight.type == WEIGHT_FP8 ? ".weight_scale"
@@ -129,7 +129,7 @@ static enum nyb_code check_matrix(struct update *u, struct touched *t, const str
                        s.source.weight->name, s.source.scale->name);
         return NYB_OK;
     }
-    take_scales(u, t, live->weight, any);
+    take_scales(u, t, live->name, live->weight, any);
     if (*any && u->m->compute == COMPUTE_W4A4 && t->weight.type == WEIGHT_NVFP4 &&
         !(t->weight.input_scale > 0))
         update_differs(u, "%s: has no usable input scale, which compute w4a4 needs", live->name);
@@ -159,15 +159,23 @@ static void settle_origin(struct update *u, struct touched *t, const struct slot
     t->origin = origin_share(live->origin);
 }
 
+enum nyb_code update_check_slot(struct update *u, const struct slot *live, struct touched *t, bool *any,
+                                struct nyb_err *err)
+{
+    bool matrix = live->kind == SLOT_MATRIX;
+    *any = false;
+    if (matrix ? !matrix_concerns(u, live) : !vector_concerns(u, live))
+        return NYB_OK;
+    return matrix ? check_matrix(u, t, live, any, err) : check_vector(u, t, live, any, err);
+}
+
 static enum nyb_code check_slot(struct update *u, int index, struct nyb_err *err)
 {
     const struct slot *live = &u->m->weights.slots.slot[index];
-    bool matrix = live->kind == SLOT_MATRIX, any;
-    if (matrix ? !matrix_concerns(u, live) : !vector_concerns(u, live))
-        return NYB_OK;
     struct touched *t = &u->touched[u->n_touched];
+    bool any;
     *t = (struct touched){.index = index};
-    TRY(matrix ? check_matrix(u, t, live, &any, err) : check_vector(u, t, live, &any, err));
+    TRY(update_check_slot(u, live, t, &any, err));
     if (any) {
         settle_origin(u, t, live);
         u->n_touched++;
@@ -245,17 +253,30 @@ static void collect_next(struct update *u)
     }
 }
 
-static void count_bytes(struct update *u)
+void update_count(struct update *u, const struct slot *s)
 {
     struct update_facts *f = u->facts;
-    f->n_tensor = u->n_touched;
-    for (int i = 0; i < u->next.n; i++) {
-        const struct slot *s = &u->next.slot[i];
-        f->weight_bytes += slot_bytes(s);
-        f->read_bytes += s->tensor ? s->tensor->bytes : 0;
-        f->read_bytes += s->source.weight ? s->source.weight->bytes : 0;
-        f->read_bytes += s->source.scale ? s->source.scale->bytes : 0;
+    struct weight weight;
+    struct slot whole = *s; /* whatever part of it is here */
+    whole.n = s->n_whole;
+    whole.k = s->k_whole;
+    if (s->kind == SLOT_MATRIX) {
+        weight = *s->weight;
+        weight.n = s->n_whole;
+        weight.k = s->k_whole;
+        whole.weight = &weight;
     }
+    f->weight_bytes += slot_bytes(&whole);
+    f->read_bytes += s->tensor ? s->tensor->bytes : 0;
+    f->read_bytes += s->source.weight ? s->source.weight->bytes : 0;
+    f->read_bytes += s->source.scale ? s->source.scale->bytes : 0;
+}
+
+static void count_bytes(struct update *u)
+{
+    u->facts->n_tensor += u->n_touched;
+    for (int i = 0; i < u->next.n; i++)
+        update_count(u, &u->next.slot[i]);
 }
 
 enum nyb_code update_check_tensors(struct update *u, struct nyb_err *err)
@@ -265,6 +286,7 @@ enum nyb_code update_check_tensors(struct update *u, struct nyb_err *err)
     u->touched = mem_alloc((size_t)n, sizeof(*u->touched)); /* stays where it is: `next` points into it */
     for (int i = 0; i < n; i++)
         TRY(check_slot(u, i, err));
+    TRY(update_check_elsewhere(u, err));
     start_kv_scales(u);
     enum nyb_code code =
         weights_read_kv_scales(u->k_scale, u->v_scale, &u->m->config, u->ckpt, wants_kv_scale, u, &found);

@@ -1,191 +1,13 @@
-/* Reading new weights, putting them where the old ones are, and going back. */
-#include <stdlib.h>
-#include <string.h>
-
+/* Putting new weights where the old ones are, and going back. */
 #include <unistd.h>
 #include <xxhash.h>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/mem.h"
-#include "base/topology.h"
-#include "model/budget.h"
-#include "model/fill.h"
+#include "model/device.h"
 #include "model/ranks.h"
 #include "model/update_internal.h"
-
-static struct slot *live_slot(const struct update *u, const struct touched *t)
-{
-    return &u->m->weights.slots.slot[t->index];
-}
-
-/* ---- the plan: chunks of the slab ---------------------------------------------------------------- */
-
-static size_t chunk_bytes(const struct update *u, int chunk)
-{
-    size_t left = u->m->weights.slots.slab.bytes - (size_t)chunk * PAGES_HUGE;
-    return left < PAGES_HUGE ? left : PAGES_HUGE;
-}
-
-/* Add up how much of each chunk the changing slots cover. */
-static void cover_chunks(struct update *u)
-{
-    const struct pages *slab = &u->m->weights.slots.slab;
-    u->n_chunk = (int)((slab->bytes + PAGES_HUGE - 1) / PAGES_HUGE);
-    u->covered = mem_alloc((size_t)u->n_chunk + 1, sizeof(*u->covered));
-    for (int i = 0; i < u->next.n; i++) {
-        const struct slot *s = live_slot(u, &u->touched[u->next_touched[i]]);
-        size_t at = (size_t)(slot_address(s) - slab->data), end = at + slot_bytes(s);
-        while (at < end) {
-            size_t stop = (at / PAGES_HUGE + 1) * PAGES_HUGE;
-            stop = stop < end ? stop : end;
-            u->covered[at / PAGES_HUGE] += stop - at;
-            at = stop;
-        }
-    }
-}
-
-static uint64_t staged_bytes(const struct update *u)
-{
-    uint64_t total = 0;
-    for (int i = 0; i < u->n_chunk; i++)
-        total += u->covered[i] ? chunk_bytes(u, i) : 0;
-    return total;
-}
-
-static int stage_threads(const struct update *u)
-{
-    return u->o.n_thread > 0 ? u->o.n_thread : 1;
-}
-
-static enum nyb_code reserve_staged(struct update *u, struct nyb_err *err)
-{
-    uint64_t bytes = staged_bytes(u);
-    uint64_t need = bytes + bytes / 16 + fill_staging_bytes(&u->next, stage_threads(u));
-    TRY(budget_check(need, "the staged weights", err));
-    TRY(pages_reserve(&u->staged, u->m->weights.slots.slab.bytes, err));
-    topology_interleave(pool_topology(u->m->pool), u->staged.data, u->staged.bytes);
-    u->facts->staged = true;
-    u->facts->staged_bytes = bytes;
-    return NYB_OK;
-}
-
-/* Reading in place is only begun where the way back is open. */
-static enum nyb_code check_way_back(const struct update *u, struct nyb_err *err)
-{
-    const struct origin *checked = NULL;
-    for (int i = 0; i < u->next.n && u->state != UPDATE_INCONSISTENT; i++) {
-        const struct slot *s = live_slot(u, &u->touched[u->next_touched[i]]);
-        if (!s->origin)
-            return err_at(err, NYB_E_MEMORY, s->name, -1,
-                          "cannot be read again if the update fails, as no file holds what is served: this "
-                          "needs staging, which is off or for which memory has no room");
-        if (s->origin != checked)
-            TRY(origin_check(s->origin, err));
-        checked = s->origin;
-    }
-    return NYB_OK;
-}
-
-enum nyb_code update_plan(struct update *u, struct nyb_err *err)
-{
-    struct nyb_err why;
-    cover_chunks(u);
-    if (!u->next.n) /* scales alone */
-        return NYB_OK;
-    if (u->o.staging != UPDATE_STAGING_OFF) {
-        enum nyb_code code = reserve_staged(u, &why);
-        if (code == NYB_OK)
-            return NYB_OK;
-        if (u->o.staging == UPDATE_STAGING_ON) {
-            if (err)
-                *err = why;
-            return code;
-        }
-        log_info("the new weights are not staged: %s", why.message);
-    }
-    return check_way_back(u, err);
-}
-
-/* ---- reading ------------------------------------------------------------------------------------- */
-
-struct row_reader {
-    struct update *u;
-    enum update_point point;
-};
-
-/* Whichever checkpoint the slot names; the seed where it names none. */
-static struct fill_source source_of(const struct row_reader *r, const struct fill_piece *p)
-{
-    return p->slot->origin ? fill_from_checkpoint(origin_ckpt(p->slot->origin))
-                           : fill_from_seed(&r->u->o.dummy_seed);
-}
-
-static enum nyb_code make_rows(const void *arg, const struct fill_piece *p, struct nyb_err *err)
-{
-    const struct row_reader *r = arg;
-    const struct fill_source source = source_of(r, p);
-    TRY(update_fault(r->u, r->point, err));
-    return source.make(source.arg, p, err);
-}
-
-static bool locate_rows(const void *arg, const struct fill_piece *p, struct fill_extent extent[2])
-{
-    const struct fill_source source = source_of(arg, p);
-    return source.locate && source.locate(source.arg, p, extent);
-}
-
-static enum nyb_code check_rows(const void *arg, const struct fill_piece *p, struct nyb_err *err)
-{
-    const struct row_reader *r = arg;
-    const struct fill_source source = source_of(r, p);
-    TRY(update_fault(r->u, r->point, err));
-    return source.check(source.arg, p, err);
-}
-
-/* Fill `next` at `slab`, which has the layout of the model's. */
-static enum nyb_code read_into(struct update *u, uint8_t *slab, enum update_point point, struct pool *pool,
-                               struct nyb_err *err)
-{
-    const struct row_reader reader = {u, point};
-    const struct fill_source source = {make_rows, &reader, locate_rows, check_rows};
-    const struct fill_progress progress = {u->o.progress, u->o.progress_arg};
-    const uint8_t *live = u->m->weights.slots.slab.data;
-    for (int i = 0; i < u->next.n; i++) {
-        const struct slot *s = live_slot(u, &u->touched[u->next_touched[i]]);
-        slot_set_address(&u->next.slot[i], slab + (slot_address(s) - live));
-    }
-    return u->next.n ? fill_slots(&u->next, &source, pool, &progress, err) : NYB_OK;
-}
-
-/* Chunks that hold other slots too are staged with these as they are: steps only read them. */
-static void copy_neighbours(struct update *u)
-{
-    const struct pages *slab = &u->m->weights.slots.slab;
-    for (int i = 0; i < u->n_chunk; i++)
-        if (u->covered[i] && u->covered[i] < chunk_bytes(u, i))
-            memcpy(u->staged.data + (size_t)i * PAGES_HUGE, slab->data + (size_t)i * PAGES_HUGE,
-                   chunk_bytes(u, i));
-}
-
-enum nyb_code update_stage(struct update *u, struct nyb_err *err)
-{
-    uint64_t begin = clock_ns();
-    enum nyb_code code = NYB_OK;
-    ASSERT(u->phase == PHASE_PREPARED);
-    if (u->facts->staged) {
-        struct pool *pool = NULL;
-        code = pool_open(&pool, stage_threads(u), err);
-        if (code == NYB_OK) {
-            copy_neighbours(u);
-            code = read_into(u, u->staged.data, UPDATE_AT_READ, pool, err);
-        }
-        pool_close(pool);
-    }
-    u->phase = code == NYB_OK ? PHASE_STAGED : PHASE_FAILED;
-    u->facts->stage_ns = clock_ns() - begin;
-    return code;
-}
+#include "model/update_ranks.h"
 
 /* ---- scales and origins -------------------------------------------------------------------------- */
 
@@ -199,7 +21,7 @@ static void exchange_float(float *a, float *b)
 /* All that a slot has besides its bytes; twice is nothing. */
 static void exchange_facts(struct update *u, struct touched *t)
 {
-    struct slot *s = live_slot(u, t);
+    struct slot *s = update_live_slot(u, t);
     struct touched was = *t;
     t->source = s->source;
     t->tensor = s->tensor;
@@ -233,6 +55,9 @@ static void exchange_all_facts(struct update *u)
         exchange_facts(u, &u->touched[i]);
     exchange_kv_scales(u);
     weights_link(&u->m->weights, &u->m->config);
+    struct nyb_err lost;
+    if (u->m->device && device_write_scales(u->m->device, &lost) != NYB_OK)
+        log_error("%s", lost.message); /* its next step fails and says so to the requests */
 }
 
 static enum nyb_code install_facts(struct update *u, struct nyb_err *err)
@@ -248,7 +73,12 @@ static enum nyb_code install_facts(struct update *u, struct nyb_err *err)
     }
     exchange_kv_scales(u);
     weights_link(&u->m->weights, &u->m->config);
-    return NYB_OK;
+    if (!u->m->device)
+        return NYB_OK;
+    enum nyb_code code = device_write_scales(u->m->device, err);
+    if (code != NYB_OK)
+        exchange_all_facts(u);
+    return code;
 }
 
 /* ---- staged -------------------------------------------------------------------------------------- */
@@ -269,7 +99,7 @@ static enum nyb_code exchange_chunks(struct update *u, int end, bool faults, int
         if (faults)
             TRY(update_fault(u, UPDATE_AT_COMMIT, err));
         size_t at = (size_t)first * PAGES_HUGE;
-        size_t bytes = (size_t)(last - 1 - first) * PAGES_HUGE + chunk_bytes(u, last - 1);
+        size_t bytes = (size_t)(last - 1 - first) * PAGES_HUGE + update_chunk_bytes(u, last - 1);
         pages_exchange(live + at, u->staged.data + at, (bytes + page - 1) / page * page, u->m->pool);
     }
     *done = end;
@@ -298,6 +128,8 @@ static enum nyb_code commit_staged(struct update *u, struct nyb_err *err)
 
 static uint64_t hash_bytes(const struct slot *s)
 {
+    if (s->place)
+        return device_place_hash(s);
     size_t n = s->kind == SLOT_MATRIX ? slot_bytes(s) : (size_t)s->n * sizeof(float); /* no padding */
     return XXH3_64bits(slot_address(s), n);
 }
@@ -307,7 +139,7 @@ static void hash_slot(void *arg, int item, int worker)
     (void)worker;
     const struct update *u = arg;
     struct touched *t = &u->touched[u->next_touched[item]];
-    t->old_hash = hash_bytes(live_slot(u, t));
+    t->old_hash = hash_bytes(update_live_slot(u, t));
 }
 
 static void compare_slot(void *arg, int item, int worker)
@@ -315,8 +147,19 @@ static void compare_slot(void *arg, int item, int worker)
     (void)worker;
     struct update *u = arg;
     const struct touched *t = &u->touched[u->next_touched[item]];
-    if (t->old_hash != hash_bytes(live_slot(u, t)))
+    if (t->old_hash != hash_bytes(update_live_slot(u, t)))
         atomic_store(&u->hash_differs, true);
+}
+
+/* A GPU is read by one thread at a time. */
+static void for_each_next(struct update *u, pool_fn *fn)
+{
+    if (!u->m->device) {
+        pool_run(u->m->pool, u->next.n, fn, u);
+        return;
+    }
+    for (int i = 0; i < u->next.n; i++)
+        fn(u, i, 0);
 }
 
 /* Fill the slots from where they were filled before. The facts of the live slots are the old ones. */
@@ -325,13 +168,13 @@ static enum nyb_code read_old(struct update *u, struct nyb_err *err)
     if (u->was_inconsistent)
         return err_set(err, NYB_E_IO, "the weights were inconsistent before: there is nothing to go back to");
     for (int i = 0; i < u->next.n; i++) {
-        const struct slot *s = live_slot(u, &u->touched[u->next_touched[i]]);
+        const struct slot *s = update_live_slot(u, &u->touched[u->next_touched[i]]);
         u->next.slot[i].source = s->source;
         u->next.slot[i].tensor = s->tensor;
         u->next.slot[i].origin = s->origin;
     }
-    TRY(read_into(u, u->m->weights.slots.slab.data, UPDATE_AT_ROLLBACK, u->m->pool, err));
-    pool_run(u->m->pool, u->next.n, compare_slot, u);
+    TRY(update_read_into(u, u->m->weights.slots.slab.data, UPDATE_AT_ROLLBACK, u->m->pool, err));
+    for_each_next(u, compare_slot);
     if (atomic_load(&u->hash_differs))
         return err_set(err, NYB_E_IO, "the old checkpoint was read again and is not what it was");
     return NYB_OK;
@@ -352,9 +195,10 @@ static enum nyb_code lose(struct update *u, enum nyb_code code, const struct nyb
 static enum nyb_code commit_in_place(struct update *u, struct nyb_err *err)
 {
     struct nyb_err first, second;
-    TRY(check_way_back(u, err));
-    pool_run(u->m->pool, u->next.n, hash_slot, u);
-    enum nyb_code code = read_into(u, u->m->weights.slots.slab.data, UPDATE_AT_READ, u->m->pool, &first);
+    TRY(update_check_way_back(u, err));
+    for_each_next(u, hash_slot);
+    enum nyb_code code =
+        update_read_into(u, u->m->weights.slots.slab.data, UPDATE_AT_READ, u->m->pool, &first);
     if (code == NYB_OK)
         code = install_facts(u, &first);
     if (code == NYB_OK)
@@ -412,9 +256,11 @@ static enum nyb_code share_loss(struct update *u, struct nyb_err *err)
     enum nyb_code code = ranks_agree_slowly(u->m->comm, lost ? NYB_E_IO : NYB_OK, &own);
     if (code == NYB_OK || lost)
         return lost ? NYB_E_IO : NYB_OK;
-    u->state = UPDATE_INCONSISTENT;
-    atomic_store(&u->m->inconsistent, true);
-    atomic_fetch_add(&u->m->weights_generation, 1);
+    if (code != NYB_E_RANK) { /* one that is gone has no weights that could differ from these */
+        u->state = UPDATE_INCONSISTENT;
+        atomic_store(&u->m->inconsistent, true);
+        atomic_fetch_add(&u->m->weights_generation, 1);
+    }
     if (err)
         *err = own;
     return code;
@@ -443,8 +289,13 @@ enum nyb_code update_commit(struct update *u, struct nyb_err *err)
     uint64_t begin = clock_ns();
     struct nyb_err own = {0};
     ASSERT(u->phase == PHASE_STAGED);
-    ranks_commit(u->m);
-    enum nyb_code code = commit_together(u, &own);
+    enum nyb_code code = update_meet(u, &own);
+    if (code == NYB_OK) {
+        ranks_do(u->m, TASK_UPDATE_COMMIT, "", 0);
+        code = commit_together(u, &own);
+    } else {
+        u->phase = PHASE_FAILED;
+    }
     if (code != NYB_OK && err)
         *err = own;
     u->facts->commit_ns = clock_ns() - begin;
@@ -457,7 +308,7 @@ enum nyb_code update_rollback(struct update *u, struct nyb_err *err)
     struct nyb_err own = {0};
     if (u->phase != PHASE_COMMITTED)
         return NYB_OK;
-    ranks_rollback(u->m);
+    ranks_do(u->m, TASK_UPDATE_ROLLBACK, "", 0);
     enum nyb_code code = rollback_here(u, &own), others = share_loss(u, &own);
     code = code == NYB_OK ? others : code;
     if (code != NYB_OK && err)

@@ -11,6 +11,7 @@
 
 struct update_upload {
     int fd;
+    char *dir; /* NULL: memory */
     uint64_t bytes, max_bytes;
 };
 
@@ -24,7 +25,7 @@ enum nyb_code upload_open(struct update_upload **out, const char *dir, uint64_t 
         return err_at(err, NYB_E_IO, dir ? dir : "memory", -1, "cannot make a temporary file: %s",
                       strerror(errno));
     *out = mem_alloc(1, sizeof(**out));
-    **out = (struct update_upload){.fd = fd, .max_bytes = max_bytes};
+    **out = (struct update_upload){.fd = fd, .dir = dir ? mem_strdup(dir) : NULL, .max_bytes = max_bytes};
     return NYB_OK;
 }
 
@@ -52,6 +53,26 @@ uint64_t upload_bytes(const struct update_upload *u)
     return u->bytes;
 }
 
+const char *upload_dir(const struct update_upload *u)
+{
+    return u->dir;
+}
+
+enum nyb_code upload_read(const struct update_upload *u, uint64_t offset, void *to, size_t n,
+                          struct nyb_err *err)
+{
+    for (size_t done = 0; done < n;) {
+        ssize_t got = pread(u->fd, (uint8_t *)to + done, n - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return err_at(err, NYB_E_IO, "upload", (int64_t)(offset + done), "cannot be read back: %s",
+                          got ? strerror(errno) : "it ends here");
+        done += (size_t)got;
+    }
+    return NYB_OK;
+}
+
 enum nyb_code upload_open_ckpt(struct ckpt **out, const struct update_upload *u, struct nyb_err *err)
 {
     int fd = fcntl(u->fd, F_DUPFD_CLOEXEC, 0);
@@ -65,5 +86,6 @@ void upload_close(struct update_upload *u)
     if (!u)
         return;
     close(u->fd);
+    free(u->dir);
     free(u);
 }

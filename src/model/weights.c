@@ -104,6 +104,30 @@ static void add_attention(struct declare *d, struct layer_weights *l)
     }
 }
 
+static void add_expert(struct declare *d, struct mlp *to, int expert)
+{
+    const struct arch_names *n = d->names;
+    add_mlp(d, to, d->c->moe.intermediate, n->expert_gate, n->expert_up, n->expert_down, expert);
+}
+
+/* The names of all experts' parameters, in the order in which they are declared: an expert may come here
+ * later. */
+static void name_experts(struct declare *d, struct layer_weights *l)
+{
+    struct slots *s = &d->w->slots;
+    int n_expert = d->c->moe.n_expert, first = s->n;
+    struct mlp none = {0};
+    for (int e = 0; e < n_expert; e++) {
+        add_expert(d, &none, e);
+        l->expert_parts = s->n - first;
+        if (!l->expert_name)
+            l->expert_name = mem_alloc((size_t)n_expert * (size_t)l->expert_parts, sizeof(*l->expert_name));
+        for (int i = 0; i < l->expert_parts; i++)
+            l->expert_name[e * l->expert_parts + i] = s->slot[first + i].name;
+        s->n = first; /* the names stay */
+    }
+}
+
 static void add_experts(struct declare *d, struct layer_weights *l)
 {
     const struct moe_config *m = &d->c->moe;
@@ -112,9 +136,12 @@ static void add_experts(struct declare *d, struct layer_weights *l)
     if (m->has_correction_bias)
         add_vector(d, &l->correction_bias, m->n_expert, 0, n->correction_bias);
     l->expert = mem_alloc((size_t)m->n_expert, sizeof(*l->expert));
-    struct shard_range own = ep_experts(&d->c->shard, m->n_expert); /* the others stay empty */
-    for (int e = own.begin; e < own.begin + own.count; e++)
-        add_mlp(d, &l->expert[e], m->intermediate, n->expert_gate, n->expert_up, n->expert_down, e);
+    if (d->c->shard.ep_size > 1)
+        name_experts(d, l);
+    struct shard_range own = ep_own_slots(&d->c->shard, m->n_expert);
+    l->expert_slot = d->w->slots.n;
+    for (int i = 0; i < own.count; i++)
+        add_expert(d, &l->expert[i], (own.begin + i) % m->n_expert); /* as placement_init has it */
     if (m->shared_intermediate)
         add_mlp(d, &l->mlp, m->shared_intermediate, n->shared_gate, n->shared_up, n->shared_down, 0);
 }
@@ -170,8 +197,10 @@ void weights_link(struct weights *w, const struct model_config *c)
 
 void weights_free(struct weights *w)
 {
-    for (int i = 0; w->layer && i < w->n_layer; i++)
+    for (int i = 0; w->layer && i < w->n_layer; i++) {
         free(w->layer[i].expert);
+        free(w->layer[i].expert_name);
+    }
     free(w->layer);
     slots_free(&w->slots);
     *w = (struct weights){0};

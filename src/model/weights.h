@@ -21,7 +21,13 @@ struct layer_weights {
     struct mlp mlp;         /* of a dense layer; of a MoE layer the shared experts, w.n 0: none */
     struct weight router;   /* (n_expert, hidden)  */
     float *correction_bias; /* (n_expert) or NULL  */
-    struct mlp *expert;     /* (n_expert) or NULL  */
+    /* (n_expert) or NULL. Under expert parallelism (ep.h) what this rank has, in the order of its slots, from
+     * 0 on; the rest is empty. */
+    struct mlp *expert;
+    /* Under expert parallelism: where expert[0]'s parameters are among the slots, how many each expert has,
+     * and what those of every expert are called (n_expert, expert_parts). */
+    int expert_slot, expert_parts;
+    const char **expert_name;
     float k_scale, v_scale; /* of an FP8 KV cache  */
 };
 

@@ -37,6 +37,9 @@ static const char *const choices[][8] = {
     {"auto", "f32", "bf16", "fp8", "fp8_e4m3", "float32", "bfloat16"}, /* nyb_kv_dtype + 1; other spellings */
     {"auto", "on", "off"},                                             /* nyb_staging */
     {"finish", "retract", "continue", "abort"},                        /* nyb_in_flight */
+    {"cpu", "cuda", "auto"},                                           /* nyb_device    */
+    {"auto", "sm90-w4a16", "cublaslt-nvfp4", "reference"},             /* nyb_backend   */
+    {"f32", "bf16", "fp8", "nvfp4"},                                   /* nyb_dispatch  */
 };
 
 static const struct alias {
@@ -485,6 +488,9 @@ void config_engine_options(const struct serve_config *c, const char *default_mod
     o->chat_template = c->chat_template;
     o->load_format = (enum nyb_load_format)c->load_format;
     o->compute = (enum nyb_compute)c->compute;
+    o->device = (enum nyb_device)c->device;
+    o->moe_backend = (enum nyb_backend)c->moe_backend;
+    o->gemm_backend = (enum nyb_backend)c->gemm_backend;
     o->weight_version = c->weight_version;
     static const enum nyb_kv_dtype kv_dtype[] = {NYB_KV_AUTO, NYB_KV_F32, NYB_KV_BF16, NYB_KV_FP8,
                                                  NYB_KV_FP8,  NYB_KV_F32, NYB_KV_BF16};
@@ -502,6 +508,9 @@ void config_engine_options(const struct serve_config *c, const char *default_mod
     o->allreduce_fusion = c->allreduce_fusion;
     o->fusion_max_tokens = (int)c->fusion_max_tokens;
     o->expert_parallel = c->expert_parallel;
+    o->num_redundant_experts = (int)c->redundant_experts;
+    o->expert_rebalance_interval = (int)c->expert_rebalance_interval;
+    o->dispatch_dtype = (enum nyb_dispatch)c->dispatch_dtype;
     o->two_batch_overlap = c->two_batch_overlap;
     o->tbo_prefill_min = (int)c->tbo_prefill_min;
     o->tbo_decode_min = (int)c->tbo_decode_min;

@@ -32,7 +32,8 @@ struct serve_config {
     bool access_log, verbose;
     /* engine */
     char *chat_template;
-    int load_format, compute, kv_dtype; /* kv_dtype: the enum's value + 1 */
+    int load_format, compute, kv_dtype;    /* kv_dtype: the enum's value + 1 */
+    int device, moe_backend, gemm_backend; /* enum nyb_device, enum nyb_backend */
     int64_t threads, max_model_len, max_num_seqs, max_num_batched_tokens, max_waiting, max_logprobs;
     uint64_t kv_cache_bytes;
     double stuck_s;
@@ -40,6 +41,8 @@ struct serve_config {
     int64_t tensor_parallel_size, fusion_max_tokens; /* 0: no limit */
     double rank_timeout_s;
     bool allreduce_fusion, expert_parallel, two_batch_overlap;
+    int64_t redundant_experts, expert_rebalance_interval;
+    int dispatch_dtype;                      /* enum nyb_dispatch */
     int64_t tbo_prefill_min, tbo_decode_min; /* 0: the defaults */
 };
 

@@ -269,8 +269,7 @@ static void print_weights(const struct page *p, const struct server *s)
     add_gauge(p, "weights_inconsistent", "1: an update and its rollback have failed", w.inconsistent);
 }
 
-/* The busiest expert's share over the mean: 1 is even, n_expert is everything to one. */
-static double balance_of(const uint64_t *count, int n)
+double metrics_imbalance(const uint64_t *count, int n)
 {
     uint64_t most = 0, sum = 0;
     for (int i = 0; i < n; i++) {
@@ -302,9 +301,45 @@ static void print_experts(const struct page *p, const struct server *s)
         if (!nyb_expert_load(s->engine, layer, count))
             continue;
         snprintf(more, sizeof(more), "layer=\"%d\"", layer);
-        add_value(p, "router_balance", more, balance_of(count, n));
+        add_value(p, "router_balance", more, metrics_imbalance(count, n));
     }
     free(count);
+}
+
+/* Of several ranks that share experts out. */
+static void print_ranks(const struct page *p, const struct server *s)
+{
+    struct nyb_experts x;
+    char more[64];
+    nyb_engine_experts(s->engine, &x);
+    if (x.ranks == 1)
+        return;
+    uint64_t *all = mem_alloc((size_t)x.ranks, sizeof(*all)),
+             *recent = mem_alloc((size_t)x.ranks, sizeof(*all));
+    add_head(p, "rank_expert_tokens_total", "counter", "(token, choice) pairs that a rank has computed");
+    for (int layer = 0; layer < s->info->n_layer; layer++) {
+        if (!nyb_rank_load(s->engine, layer, all, recent))
+            continue;
+        for (int i = 0; i < x.ranks; i++) {
+            snprintf(more, sizeof(more), "layer=\"%d\",rank=\"%d\"", layer, i);
+            add_value(p, "rank_expert_tokens_total", more, (double)all[i]);
+        }
+    }
+    add_head(p, "rank_imbalance", "gauge",
+             "pairs of a layer's busiest rank over the mean, since experts moved last");
+    for (int layer = 0; layer < s->info->n_layer; layer++) {
+        if (!nyb_rank_load(s->engine, layer, all, recent))
+            continue;
+        snprintf(more, sizeof(more), "layer=\"%d\"", layer);
+        add_value(p, "rank_imbalance", more, metrics_imbalance(recent, x.ranks));
+    }
+    add_counter(p, "expert_rebalances_total", "times that experts were shared out anew", x.rebalances);
+    add_counter(p, "expert_moves_total", "experts that were moved or copied", x.moves);
+    add_counter(p, "expert_moved_bytes_total", "bytes of them that went from rank to rank", x.moved_bytes);
+    add_head(p, "expert_move_seconds_total", "counter", "time between steps spent on that");
+    add_value(p, "expert_move_seconds_total", NULL, (double)x.stall_ns * 1e-9);
+    free(all);
+    free(recent);
 }
 
 /* What has the same name in both styles. */
@@ -316,6 +351,7 @@ static void print_engine(const struct page *p, const struct server *s, const str
     print_health(p, s);
     print_weights(p, s);
     print_experts(p, s);
+    print_ranks(p, s);
 }
 
 static void print_http(const struct page *p, const struct server *s)

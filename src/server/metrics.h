@@ -32,6 +32,8 @@ void metrics_count_choice(struct metrics *m, const struct choice *c);
 void metrics_count_gap(struct metrics *m, uint64_t ns);
 void metrics_count_http(struct metrics *m, const struct exchange *x);
 void metrics_count_reaped(struct metrics *m);
+/* The busiest one's share over the mean: 1 is even, n is everything to one; 0 where there is nothing. */
+double metrics_imbalance(const uint64_t *count, int n);
 void metrics_print(struct server *s, struct buf *b);
 
 #endif

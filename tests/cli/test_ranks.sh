@@ -25,7 +25,8 @@ for model in "$golden"/*/; do
     # Expert parallel: each product is computed whole by one rank, so the whole report has the same bits.
     for compute in strict bf16; do
         whole=$("$NYBBLE" verify --threads 1 --compute $compute "$model" 2>/dev/null)
-        for how in 2 "2 --two-batch-overlap always" 3 4 "4 --two-batch-overlap always"; do
+        for how in 2 "2 --two-batch-overlap always" "3 --num-redundant-experts 3" 4 \
+            "4 --two-batch-overlap always --num-redundant-experts 2"; do
             # shellcheck disable=SC2086 # several words
             many=$("$NYBBLE" verify --threads 1 --compute $compute --enable-expert-parallel \
                 --tensor-parallel-size $how "$model" 2>/dev/null) || true

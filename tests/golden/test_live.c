@@ -534,20 +534,21 @@ static void test_live_hundred_updates_leave_memory_flat(void **state)
         skip();
     struct nyb_engine *e = open_engine(TALES, 4);
     uint64_t worst_ns = 0;
-    long after_ten = 0;
+    long least[10] = {0}; /* of ten updates each: what an allocator keeps for a moment is no growth */
     for (int i = 0; i < 100; i++) {
         struct nyb_stream *s = submit(e, i);
         struct nyb_update_result r = update(e, i % 2 ? TALES : twin, (enum nyb_in_flight)(i % 3), NULL);
         worst_ns = r.stall_ns > worst_ns ? r.stall_ns : worst_ns;
         assert_int_equal(finish(s, NULL).finish, NYB_FINISH_LENGTH);
-        if (i == 9)
-            after_ten = resident_kib();
+        long now = resident_kib();
+        if (i % 10 == 0 || now < least[i / 10])
+            least[i / 10] = now;
     }
-    long at_end = resident_kib();
-    print_message("resident %ld KiB after ten updates, %ld after a hundred; the longest stall was %.2f ms\n",
-                  after_ten, at_end, (double)worst_ns * 1e-6);
-#ifndef __SANITIZE_ADDRESS__ /* which keeps freed memory aside */
-    assert_true(at_end < after_ten + after_ten / 20 + 2048);
+    print_message(
+        "resident %ld KiB in updates 11 to 20, %ld in the last ten; the longest stall was %.2f ms\n",
+        least[1], least[9], (double)worst_ns * 1e-6);
+#ifndef __SANITIZE_ADDRESS__                 /* which keeps freed memory aside */
+    assert_true(least[9] < least[1] + 4096); /* some 2 MB are KV blocks that are used for the first time */
 #endif
     assert_all_blocks_come_free(e);
     nyb_close(e);

@@ -1,24 +1,40 @@
-/* Weights replaced in a model that two processes hold: both change, or none does. */
-#include "golden/golden_data.h"
+/* Weights replaced in a model that several processes hold: all change, or none does. */
+#include "golden/rank_group.h"
 #include "unit/ckpt_files.h"
 
-#include "comm/comm.h"
-#include "model/update.h"
+#include "base/clock.h"
+#include "model/checksum.h"
+#include "model/readback.h"
 #include "model/weights.h"
 
-#define PROMPT 24 /* ids */
-#define TALES  NYBBLE_SOURCE_DIR "/models/tales-24m-moe-nvfp4"
-#define UP     "model.layers.1.mlp.experts.2.up_proj"
+#define PROMPT  24 /* ids */
+#define TALES   NYBBLE_SOURCE_DIR "/models/tales-24m-moe-nvfp4"
+#define GOLDEN  NYBBLE_SHARED_DIR "/golden/"
+#define UP      "model.layers.1.mlp.experts.2.up_proj"
+#define UP_LAST "model.layers.1.mlp.experts.31.up_proj"
 
-static char *twin(const char *workshop, const char *name, const char *edits)
+#define NEED(folder)                          \
+    do {                                      \
+        if (!file_is_dir(folder))             \
+            skip();                           \
+        if (system("python3 -c '' >&2") != 0) \
+            skip();                           \
+    } while (0)
+
+static char *twin_of(const char *from, const char *workshop, const char *name, const char *edits)
 {
     char *to = path_join(workshop, name);
     char *line =
-        mem_printf("python3 '%s/tests/tools/twin.py' '%s' '%s' %s", NYBBLE_SOURCE_DIR, TALES, to, edits);
+        mem_printf("python3 '%s/tests/tools/twin.py' '%s' '%s' %s", NYBBLE_SOURCE_DIR, from, to, edits);
     if (system(line))
         fail_msg("%s", line);
     free(line);
     return to;
+}
+
+static char *twin(const char *workshop, const char *name, const char *edits)
+{
+    return twin_of(TALES, workshop, name, edits);
 }
 
 static float *answer(struct model *m)
@@ -35,35 +51,27 @@ static size_t answer_bytes(const struct model *m)
     return PROMPT * (size_t)model_config(m)->vocab * sizeof(float);
 }
 
-/* A model over two processes. The second one lives in here, as long as the first one's model does. */
-static struct model *open_pair(const char *folder)
+static float *fresh_answer(const char *folder, int n_rank, bool experts)
 {
-    const struct comm_options ranks = {.slot_bytes = 256 << 10, .timeout_ms = 20000};
-    struct nyb_err err;
-    struct comm *comm;
-    struct model *m;
-    golden_must(comm_fork(&comm, 2, &ranks, &err), &err);
-    const struct model_options o = {
-        .folder = folder, .compute = COMPUTE_BF16, .n_thread = 1, .kv_type = -1, .comm = comm};
-    int rank = comm_rank(comm);
-    enum nyb_code code = model_open(&m, &o, &err); /* m owns comm now */
-    if (rank > 0) {
-        if (code == NYB_OK)
-            code = model_follow(m, &err);
-        model_close(m);
-        _exit(code != NYB_OK);
-    }
-    golden_must(code, &err);
-    return m;
-}
-
-static float *fresh_answer(const char *folder)
-{
-    struct model *m = open_pair(folder);
+    struct model *m = open_group(folder, n_rank, experts);
     float *logits = answer(m);
-    model_close(m);
+    close_group(m);
     return logits;
 }
+
+static void assert_checksum(struct model *m, const char *folder)
+{
+    struct checksum a, b;
+    struct nyb_err err;
+    golden_must(checksum_model(&a, m, 1, &err), &err);
+    golden_must(checksum_folder(&b, folder, 1, &err), &err);
+    assert_int_equal(checksum_compare(&a, &b, NULL, NULL), 0);
+    assert_memory_equal(&a.total, &b.total, sizeof(a.total));
+    checksum_free(&a);
+    checksum_free(&b);
+}
+
+/* ---- updates ------------------------------------------------------------------------------------- */
 
 /* With steps between the phases. */
 static enum nyb_code try_update(struct model *m, const struct update_options *o, bool roll_back,
@@ -104,20 +112,18 @@ static void check(struct model *m, const struct update_options *o, bool roll_bac
     free(logits);
 }
 
-static void test_update_on_two_ranks(void **test_state)
+static void check_updates(int n_rank, bool experts)
 {
-    (void)test_state;
-    if (system("python3 -c ''") != 0)
-        skip();
     char *workshop = folder_make();
     char *b = twin(workshop, "b", "--perturb 5"),
-         *bad = twin(workshop, "bad", "--perturb 6 --nan-last " UP ".weight_scale");
+         *bad = twin(workshop, "bad", "--perturb 6 --nan-last " UP_LAST ".weight_scale");
     char *part = twin(workshop, "part", "--perturb 5 --only 'model.layers.[24].*'");
     char *edits = mem_printf("--take '%s' 'model.layers.[24].*'", b),
          *patched = twin(workshop, "patched", edits);
-    float *old = fresh_answer(TALES), *new = fresh_answer(b), *mixed = fresh_answer(patched);
+    float *old = fresh_answer(TALES, n_rank, experts), *new = fresh_answer(b, n_rank, experts),
+          *mixed = fresh_answer(patched, n_rank, experts);
     const char *names[] = {"model.layers.2.*", "model.layers.4.*"};
-    struct model *m = open_pair(TALES);
+    struct model *m = open_group(TALES, n_rank, experts);
     for (int staging = UPDATE_STAGING_ON; staging <= (int)UPDATE_STAGING_OFF; staging++) {
         enum update_staging s = (enum update_staging)staging;
         const struct update_options to_b = {.folder = b, .staging = s},
@@ -126,14 +132,17 @@ static void test_update_on_two_ranks(void **test_state)
                                     faulty = {.folder = b, .staging = s, .fault = fail_first_commit},
                                     some = {.folder = part, .names = names, .n_names = 2, .staging = s};
         check(m, &to_b, false, UPDATE_NEW, new);
+        assert_checksum(m, b);
         check(m, &to_a, false, UPDATE_NEW, old);
-        check(m, &to_bad, false, UPDATE_OLD, old); /* only the second rank reads the broken row */
-        check(m, &faulty, false, UPDATE_OLD, old); /* only the first rank fails                 */
+        check(m, &to_bad, false, UPDATE_OLD, old); /* only the last rank reads the broken row */
+        check(m, &faulty, false, UPDATE_OLD, old); /* only the first rank fails               */
         check(m, &to_b, true, UPDATE_OLD, old);
         check(m, &some, false, UPDATE_NEW, mixed);
+        assert_checksum(m, patched);
         check(m, &to_a, false, UPDATE_NEW, old);
+        assert_checksum(m, TALES);
     }
-    model_close(m);
+    close_group(m);
     free(old);
     free(new);
     free(mixed);
@@ -145,12 +154,27 @@ static void test_update_on_two_ranks(void **test_state)
     folder_drop(workshop);
 }
 
-/* Prepared and closed again, before and after the second rank has heard of it. */
-static void test_update_called_off_on_two_ranks(void **test_state)
+static void test_update_on_two_ranks(void **state)
 {
-    (void)test_state;
+    (void)state;
+    NEED(TALES);
+    check_updates(2, false);
+}
+
+static void test_update_of_shared_out_experts(void **state)
+{
+    (void)state;
+    NEED(TALES);
+    check_updates(3, true);
+}
+
+/* Prepared and closed again, before and after the second rank has heard of it. */
+static void test_update_called_off_on_two_ranks(void **state)
+{
+    (void)state;
     struct nyb_err err;
-    struct model *m = open_pair(TALES);
+    NEED(TALES);
+    struct model *m = open_group(TALES, 2, false);
     float *old = answer(m);
     for (int i = 0; i < 3; i++) {
         const struct update_options o = {.folder = TALES};
@@ -167,14 +191,328 @@ static void test_update_called_off_on_two_ranks(void **test_state)
     assert_memory_equal(now, old, answer_bytes(m));
     free(old);
     free(now);
-    model_close(m);
+    close_group(m);
+}
+
+/* ---- uploads ------------------------------------------------------------------------------------- */
+
+static struct update_upload *upload_file(const char *folder, const char *dir)
+{
+    struct nyb_err err;
+    struct update_upload *up;
+    char *path = path_join(folder, "model.safetensors"), *data;
+    size_t n;
+    golden_must(file_read_all(path, 1u << 30, &data, &n, &err), &err);
+    golden_must(upload_open(&up, dir, n, &err), &err);
+    golden_must(upload_write(up, data, n, &err), &err);
+    free(data);
+    free(path);
+    return up;
+}
+
+/* As a server does it: a bit between two steps at a time. */
+static void poll_until_ready(struct model *m, struct update *u)
+{
+    struct nyb_err err;
+    enum update_progress progress;
+    for (int i = 0;; i++) {
+        golden_must(update_poll(u, &progress, &err), &err);
+        if (progress == UPDATE_READY)
+            return;
+        if (i < 3)
+            free(answer(m));
+        usleep(progress == UPDATE_WAIT ? 500 : 0);
+    }
+}
+
+static void check_upload(struct model *m, const char *from, const char *dir, bool polled)
+{
+    struct nyb_err err;
+    struct update_facts facts;
+    struct update *u;
+    struct update_upload *up = upload_file(from, dir);
+    const struct update_options o = {.upload = up};
+    golden_must(update_prepare(&u, m, &o, &facts, &err), &err);
+    if (polled)
+        poll_until_ready(m, u);
+    golden_must(update_stage(u, &err), &err);
+    if (polled)
+        poll_until_ready(m, u);
+    golden_must(update_commit(u, &err), &err);
+    update_close(u);
+    upload_close(up);
+}
+
+static void test_upload_on_ranks(void **state)
+{
+    (void)state;
+    NEED(TALES);
+    char *workshop = folder_make();
+    char *b = twin(workshop, "b", "--perturb 15"),
+         *part =
+             twin(workshop, "part", "--perturb 15 --only '*.experts.1*' --only '*proj*' --only 'lm_head*'");
+    char *edits =
+             mem_printf("--take '%s' '*.experts.1*' --take '%s' '*proj*' --take '%s' 'lm_head*'", b, b, b),
+         *patched = twin(workshop, "patched", edits);
+    const struct {
+        int n_rank;
+        bool experts;
+    } how[] = {{2, false}, {3, false}, {2, true}};
+    for (size_t i = 0; i < COUNT_OF(how); i++) {
+        struct model *m = open_group(TALES, how[i].n_rank, how[i].experts);
+        check_upload(m, part, i % 2 ? workshop : NULL, i != 1);
+        assert_checksum(m, patched);
+        check_upload(m, b, NULL, true);
+        assert_checksum(m, b);
+        close_group(m);
+    }
+    free(b);
+    free(part);
+    free(edits);
+    free(patched);
+    folder_drop(workshop);
+}
+
+/* Rank 0 has room for the upload and another rank has not. */
+static void test_upload_without_room(void **state)
+{
+    (void)state;
+    NEED(TALES);
+    char *workshop = folder_make(), *b = twin(workshop, "b", "--perturb 15");
+    followers_disk_is_full = true;
+    struct model *m = open_group(TALES, 2, false);
+    followers_disk_is_full = false;
+    for (int i = 0; i < 2; i++) {
+        struct nyb_err err = {0};
+        struct update_facts facts;
+        struct update *u;
+        struct update_upload *up = upload_file(b, i ? workshop : NULL);
+        const struct update_options o = {.upload = up};
+        enum update_progress progress = UPDATE_NEXT;
+        golden_must(update_prepare(&u, m, &o, &facts, &err), &err);
+        enum nyb_code code = NYB_OK;
+        while (code == NYB_OK && progress != UPDATE_READY)
+            code = update_poll(u, &progress, &err);
+        assert_int_equal(code, NYB_E_IO);
+        assert_non_null(strstr(err.message, "cannot be kept"));
+        assert_int_equal(update_state(u), UPDATE_OLD);
+        update_close(u);
+        upload_close(up);
+        assert_checksum(m, TALES);
+    }
+    close_group(m);
+    free(b);
+    folder_drop(workshop);
+}
+
+/* ---- what other ranks refuse --------------------------------------------------------------------- */
+
+/* Rank 0 has neither of these experts, and says so before anything is read. */
+static void test_refusals_for_all_ranks(void **state)
+{
+    (void)state;
+    NEED(TALES);
+    char *workshop = folder_make();
+    char *missing = twin(workshop, "missing", "--drop '*.experts.3[01].*'"),
+         *shape = twin(workshop, "shape", "--shape " UP_LAST ".weight"),
+         *typed = twin(workshop, "unknown", "--add model.layers.1.mlp.experts.31.surprise.weight");
+    struct model *m = open_group(TALES, 2, true);
+    const struct {
+        const char *folder;
+        int n;
+    } row[] = {{missing, 6 * 2 * 3}, {shape, 1}, {typed, 1}};
+    for (size_t i = 0; i < COUNT_OF(row); i++) {
+        struct nyb_err err;
+        struct update_facts facts;
+        struct update *u;
+        const struct update_options o = {.folder = row[i].folder};
+        assert_int_equal(update_prepare(&u, m, &o, &facts, &err), NYB_E_ARG);
+        assert_int_equal(facts.n_difference, row[i].n);
+        assert_int_equal(facts.n_shown, row[i].n < UPDATE_SHOWN ? row[i].n : UPDATE_SHOWN);
+    }
+    const char *names[] = {"*.experts.31.*", "*.experts.0.*"};
+    const struct update_options two = {.folder = TALES, .names = names, .n_names = 2, .dry_run = true};
+    struct nyb_err err;
+    struct update_facts facts;
+    struct update *u;
+    golden_must(update_prepare(&u, m, &two, &facts, &err), &err);
+    assert_int_equal(facts.n_tensor, 6 * 2 * 3); /* whoever has them */
+    poll_until_ready(m, u);
+    assert_int_equal(facts.staged_bytes > 0, facts.staged);
+    update_close(u);
+    assert_checksum(m, TALES);
+    close_group(m);
+    free(missing);
+    free(shape);
+    free(typed);
+    folder_drop(workshop);
+}
+
+/* ---- checksums and values ------------------------------------------------------------------------ */
+
+static void test_checksums_on_any_ranks(void **state)
+{
+    (void)state;
+    static const char *const folder[] = {TALES, GOLDEN "glm4_moe-modelopt", GOLDEN "llama-dense-modelopt"};
+    NEED(GOLDEN);
+    for (size_t i = 0; i < COUNT_OF(folder); i++)
+        for (int n_rank = 2; n_rank <= 4; n_rank++)
+            for (int experts = 0; experts < (n_rank < 4 ? 2 : 1); experts++) {
+                struct model *m = open_group(folder[i], n_rank, experts);
+                assert_checksum(m, folder[i]);
+                close_group(m);
+            }
+}
+
+static void assert_values(struct model *m, struct model *one, const char *name, size_t max)
+{
+    struct readback a, b;
+    struct nyb_err err;
+    golden_must(readback_values(&a, one, name, max, &err), &err);
+    golden_must(readback_values(&b, m, name, max, &err), &err);
+    assert_int_equal(a.n, b.n);
+    assert_int_equal(a.rows, b.rows);
+    assert_int_equal(a.columns, b.columns);
+    assert_string_equal(a.type, b.type);
+    assert_memory_equal(a.value, b.value, a.n * sizeof(*a.value));
+    free(a.value);
+    free(b.value);
+}
+
+static void test_values_on_any_ranks(void **state)
+{
+    (void)state;
+    static const char folder[] = GOLDEN "glm4_moe-modelopt";
+    struct nyb_err err;
+    NEED(GOLDEN);
+    struct model *one = golden_model(folder, COMPUTE_BF16, 1);
+    for (int n_rank = 2; n_rank <= 4; n_rank++) {
+        struct model *m = open_group(folder, n_rank, n_rank == 3);
+        const struct slots *s = &model_weights(one)->slots;
+        for (int k = 0; k < s->n; k++) {
+            assert_values(m, one, s->slot[k].name, 1234);
+            assert_values(m, one, s->slot[k].name, SIZE_MAX);
+        }
+        struct readback r;
+        assert_int_equal(readback_values(&r, m, "nobody", 9, &err), NYB_E_NOT_FOUND);
+        close_group(m);
+    }
+    model_close(one);
+}
+
+/* ---- faults -------------------------------------------------------------------------------------- */
+
+/* One update from A to B, with whatever fault is planned. */
+static enum nyb_code try_b(struct model *m, const char *b, enum update_staging staging,
+                           enum update_state *state, struct nyb_err *err)
+{
+    const struct update_options o = {
+        .folder = b, .staging = staging, .fault = rank_fault, .fault_arg = fault_plan};
+    struct update_facts facts;
+    struct update *u;
+    memset(fault_plan->count, 0, sizeof(fault_plan->count));
+    golden_must(update_prepare(&u, m, &o, &facts, err), err);
+    enum nyb_code code = update_stage(u, err);
+    if (code == NYB_OK)
+        code = update_commit(u, err);
+    *state = update_state(u);
+    update_close(u);
+    return code;
+}
+
+/* At every read and every step of the commit of each rank. */
+static void check_faults(const char *folder, int n_rank, bool experts, enum update_staging staging)
+{
+    char *workshop = folder_make(), *b = twin_of(folder, workshop, "b", "--perturb 61");
+    struct model *m = open_group(folder, n_rank, experts);
+    float *old = answer(m);
+    struct nyb_err err;
+    enum update_state state;
+    const struct update_options back = {.folder = folder, .staging = staging};
+    golden_must(try_b(m, b, staging, &state, &err), &err);
+    int count[COMM_RANK_MAX][3];
+    for (int r = 0; r < n_rank; r++)
+        for (int p = 0; p < 3; p++)
+            count[r][p] = atomic_load(&fault_plan->count[r][p]);
+    check(m, &back, false, UPDATE_NEW, old);
+    for (int r = 0; r < n_rank; r++)
+        for (int point = UPDATE_AT_READ; point <= (int)UPDATE_AT_COMMIT; point++) {
+            assert_true(count[r][point] > 0);
+            for (int at = 0; at < count[r][point]; at++) {
+                plan_fault(r, (enum update_point)point, at);
+                assert_int_equal(try_b(m, b, staging, &state, &err), NYB_E_IO);
+                assert_int_equal(state, UPDATE_OLD);
+                float *now = answer(m);
+                assert_memory_equal(now, old, answer_bytes(m));
+                free(now);
+            }
+        }
+    assert_checksum(m, folder); /* of every rank */
+    plan_fault(-1, UPDATE_AT_READ, 0);
+    golden_must(try_b(m, b, staging, &state, &err), &err); /* nothing hinders the next one */
+    assert_checksum(m, b);
+    close_group(m);
+    free(old);
+    free(b);
+    folder_drop(workshop);
+}
+
+static void test_faults_on_any_rank(void **state)
+{
+    (void)state;
+    NEED(GOLDEN);
+    check_faults(GOLDEN "qwen3_moe-modelopt", 2, false, UPDATE_STAGING_ON);
+    check_faults(GOLDEN "qwen3_moe-modelopt", 2, false, UPDATE_STAGING_OFF);
+    check_faults(GOLDEN "qwen3_moe-modelopt", 3, true, UPDATE_STAGING_ON);
+}
+
+/* A rank dies while it reads beside the steps, while it reads in place, and at both ends of the commit: rank
+ * 0 keeps the old weights, and knows soon. */
+static void test_a_rank_dies(void **state)
+{
+    (void)state;
+    static const struct {
+        enum update_staging staging;
+        enum update_point point;
+        int at;
+    } row[] = {
+        {UPDATE_STAGING_ON, UPDATE_AT_READ, 5},    {UPDATE_STAGING_OFF, UPDATE_AT_READ, 5},
+        {UPDATE_STAGING_ON, UPDATE_AT_COMMIT, 0},  {UPDATE_STAGING_ON, UPDATE_AT_COMMIT, 7},
+        {UPDATE_STAGING_OFF, UPDATE_AT_COMMIT, 3},
+    };
+    NEED(TALES);
+    char *workshop = folder_make(), *b = twin(workshop, "b", "--perturb 61");
+    for (size_t i = 0; i < COUNT_OF(row); i++) {
+        struct nyb_err err = {0};
+        enum update_state after;
+        struct model *m = open_group(TALES, 2, i % 2);
+        free(answer(m));
+        atomic_store(&fault_plan->kill, true);
+        plan_fault(1, row[i].point, row[i].at);
+        uint64_t begin = clock_ns();
+        enum nyb_code code = try_b(m, b, row[i].staging, &after, &err);
+        if (code != NYB_E_RANK || after != UPDATE_OLD || !strstr(err.message, "rank 1"))
+            fail_msg("row %zu: code %d, state %s: %s", i, code, update_state_name(after), err.message);
+        assert_true(clock_ns() - begin < 10000000000u); /* half of the ranks' time limit */
+        close_group(m);
+    }
+    free(b);
+    folder_drop(workshop);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_update_on_two_ranks),
+        cmocka_unit_test(test_update_of_shared_out_experts),
         cmocka_unit_test(test_update_called_off_on_two_ranks),
+        cmocka_unit_test(test_upload_on_ranks),
+        cmocka_unit_test(test_upload_without_room),
+        cmocka_unit_test(test_refusals_for_all_ranks),
+        cmocka_unit_test(test_checksums_on_any_ranks),
+        cmocka_unit_test(test_values_on_any_ranks),
+        cmocka_unit_test(test_faults_on_any_rank),
+        cmocka_unit_test(test_a_rank_dies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

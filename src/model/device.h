@@ -1,0 +1,83 @@
+/* A whole model on one GPU: where its weights and its cache lie there, and its steps.
+ *
+ * The plug-in (kernels/cuda/cuda_plugin.h) has the kernels; here a step becomes an array of its operators.
+ * Slots whose model is on a GPU have no memory of this process: their addresses are the GPU's, and everything
+ * that reads or writes them goes through device_place_*.
+ *
+ * Used by the thread that steps the model, but for device_place_write (fill.c's threads). */
+#ifndef NYB_MODEL_DEVICE_H
+#define NYB_MODEL_DEVICE_H
+
+#include "model/model.h"
+#include "model/rope.h"
+#include "model/weights.h"
+
+struct device;
+struct device_place;
+struct fill_piece;
+
+struct device_options {
+    enum device_backend moe_backend;
+    enum device_backend gemm_backend;
+    int max_tokens; /* rows of the longest step expected; <= 0: a default. More are possible, at a price */
+    bool no_graphs; /* every step is launched operator by operator */
+};
+
+/* Load the plug-in and take the GPU. NYB_E_UNSUPPORTED with the reason where there is none that it can use.
+ */
+enum nyb_code device_open(struct device **out, const struct device_options *o,
+                          struct nyb_err *err) NYB_MUST_CHECK;
+void device_close(struct device *d);
+const char *device_name(const struct device *d);
+
+/* ---- weights (device_place.c, device_write.c)
+ * -------------------------------------------------------------------- */
+
+/* Decide how every resolved slot lies on the GPU, take the memory, and give the slots their addresses. What a
+ * kernel cannot take is refused by the parameter's name. The three must outlive the device; weights' types
+ * and shapes do not change from here on. */
+enum nyb_code device_place_weights(struct device *d, const struct model_config *c, struct weights *w,
+                                   struct nyb_err *err) NYB_MUST_CHECK;
+uint64_t device_weight_bytes(const struct device *d);
+/* Rows of a piece, as fill.h has them, to the GPU. */
+enum nyb_code device_place_write(const struct fill_piece *p, struct nyb_err *err) NYB_MUST_CHECK;
+/* Of the bytes of a slot there; 0 where they cannot be read. Of a gate and an up that lie in each other: of
+ * both. Not while others write. */
+uint64_t device_place_hash(const struct slot *s);
+/* After global scales, or those of the KV cache, have changed. */
+enum nyb_code device_write_scales(struct device *d, struct nyb_err *err) NYB_MUST_CHECK;
+
+/* ---- cache and room (device_room.c) -------------------------------------------------------------- */
+
+/* Memory that a KV cache may take now, beside what steps need. */
+uint64_t device_kv_room(const struct device *d);
+size_t device_kv_block_bytes(const struct device *d, enum kv_type type); /* all layers, k and v */
+/* Replaces an earlier one. Zero blocks: only that. */
+enum nyb_code device_kv_reserve(struct device *d, enum kv_type type, int n_block,
+                                struct nyb_err *err) NYB_MUST_CHECK;
+
+/* ---- steps (device_step.c) ----------------------------------------------------------------------- */
+
+/* Room for steps; says what it takes. After the weights are placed. */
+enum nyb_code device_prepare(struct device *d, struct rope *rope, struct nyb_err *err) NYB_MUST_CHECK;
+
+/* A checked batch. logits (n_out, vocab) and best (n_out): the likeliest token of each row; either may be
+ * NULL. A failure of the GPU is an error, and the device may or may not work afterwards. */
+enum nyb_code device_forward(struct device *d, const struct batch *b, float *logits, int32_t *best,
+                             const struct model_probe *probe, struct nyb_err *err) NYB_MUST_CHECK;
+/* Memory of this process that logits are copied to at full speed, or NULL. */
+void *device_host_alloc(struct device *d, size_t bytes);
+void device_host_free(struct device *d, void *host);
+/* What the routers have chosen, (n_layer, n_expert), as of a second ago or less. */
+enum nyb_code device_read_load(struct device *d, uint64_t *count, struct nyb_err *err) NYB_MUST_CHECK;
+
+/* Each kind of operator of such a step: how many there are, and the seconds of one. Keys and values of the
+ * batch are written to the cache. */
+typedef void device_profile_fn(void *arg, const char *name, int n, double seconds);
+enum nyb_code device_profile(struct device *d, const struct batch *b, device_profile_fn *fn, void *arg,
+                             struct nyb_err *err) NYB_MUST_CHECK;
+
+/* Bytes a second of a kernel that only reads memory. */
+enum nyb_code device_read_rate(struct device *d, double *rate, struct nyb_err *err) NYB_MUST_CHECK;
+
+#endif

@@ -1,0 +1,273 @@
+/* A step as operators. What changes from step to step is read from the batch in the GPU's memory, so a plan
+ * is right for every batch of its shape. */
+#include "base/mem.h"
+#include "model/device_state.h"
+
+static struct cuda_op *add(struct device *d, int layer, enum cuda_op_kind kind, int n_row,
+                           const int32_t *count)
+{
+    struct device_plan *p = &d->plan;
+    if (p->n == p->cap) {
+        p->cap = p->cap ? 2 * p->cap : 512;
+        p->op = mem_grow(p->op, (size_t)p->cap, sizeof(*p->op));
+        p->layer = mem_grow(p->layer, (size_t)p->cap, sizeof(*p->layer));
+    }
+    p->layer[p->n] = (int16_t)layer;
+    p->op[p->n] = (struct cuda_op){.kind = (int32_t)kind, .n_row = n_row, .count = count};
+    return &p->op[p->n++];
+}
+
+void device_plan_clear(struct device *d)
+{
+    d->plan.n = 0;
+}
+
+/* What the operators of one plan share. */
+struct planning {
+    struct device *d;
+    const struct device_shape *shape;
+    struct device_input in;
+    int layer;
+    bool shared; /* the layer before has left something in room.shared */
+};
+
+static struct cuda_op *next(struct planning *p, enum cuda_op_kind kind)
+{
+    return add(p->d, p->layer, kind, p->shape->n_row, p->in.count + COUNT_TOK);
+}
+
+static void plan_embed(struct planning *p)
+{
+    struct device *d = p->d;
+    next(p, CUDA_OP_EMBED)->as.embed = (struct cuda_embed){.table = d->embed,
+                                                           .tok = p->in.tok,
+                                                           .residual = d->room.residual,
+                                                           .vocab = d->config->vocab,
+                                                           .hidden = d->config->hidden};
+}
+
+/* The deltas of the half layer before, where there is one. */
+static void plan_norm(struct planning *p, const float *weight, bool any_delta, bool unrounded)
+{
+    struct device *d = p->d;
+    struct device_room *r = &d->room;
+    next(p, CUDA_OP_ADD_NORM)->as.add_norm =
+        (struct cuda_add_norm){.residual = r->residual,
+                               .delta = {any_delta ? r->delta : NULL, p->shared ? r->shared : NULL},
+                               .weight = weight,
+                               .y = r->x,
+                               .y_float = unrounded ? r->x_float : NULL,
+                               .n = d->config->hidden,
+                               .eps = d->config->norm_eps};
+    p->shared = false;
+}
+
+/* One more product of the same rows: in the operator before where that has room and the same type. */
+static void plan_part(struct planning *p, bool join, const struct cuda_weight *w, int n_out, int K,
+                      const uint16_t *x, const float *bias, float *out)
+{
+    struct device_plan *plan = &p->d->plan;
+    struct cuda_linear *l = join ? &plan->op[plan->n - 1].as.linear : NULL;
+    if (!l || l->part[0].w.type != w->type || l->n_part == CUDA_PARTS_MAX) {
+        l = &next(p, CUDA_OP_LINEAR)->as.linear;
+        *l = (struct cuda_linear){.K = K, .x = x};
+    }
+    l->part[l->n_part++] = (struct cuda_linear_part){.w = *w, .bias = bias, .out = out, .n_out = n_out};
+}
+
+static void plan_attention(struct planning *p, const struct device_layer *l)
+{
+    struct device *d = p->d;
+    const struct model_config *c = d->config;
+    struct device_room *r = &d->room;
+    int q = c->n_head * c->head_dim, kv = c->n_kv_head * c->head_dim;
+    plan_part(p, false, &l->q, q, c->hidden, r->x, l->q_bias, r->q);
+    plan_part(p, true, &l->k, kv, c->hidden, r->x, l->k_bias, r->k);
+    plan_part(p, true, &l->v, kv, c->hidden, r->x, l->v_bias, r->v);
+    next(p, CUDA_OP_QKV)->as.qkv = (struct cuda_qkv){.q = r->q,
+                                                     .k = r->k,
+                                                     .v = r->v,
+                                                     .q_norm = l->q_norm,
+                                                     .k_norm = l->k_norm,
+                                                     .cos = d->cos,
+                                                     .sin = d->sin,
+                                                     .pos = p->in.pos,
+                                                     .slot = p->in.slot,
+                                                     .q_out = r->q_out,
+                                                     .kv = d->kv[p->layer],
+                                                     .n_head = c->n_head,
+                                                     .rotary_dim = c->rope.rotary_dim,
+                                                     .interleaved = c->rope.style == ROPE_INTERLEAVED,
+                                                     .eps = c->norm_eps};
+    next(p, CUDA_OP_ATTENTION)->as.attention =
+        (struct cuda_attention){.q = r->q_out,
+                                .y = r->attended,
+                                .kv = d->kv[p->layer],
+                                .pos = p->in.pos,
+                                .block_table = p->in.table,
+                                .stride = p->in.count + COUNT_STRIDE,
+                                .single = p->in.single,
+                                .tile = p->in.tile,
+                                .single_count = p->in.count + COUNT_SINGLE,
+                                .tile_count = p->in.count + COUNT_TILE,
+                                .n_single = p->shape->n_single,
+                                .n_tile = p->shape->n_tile,
+                                .n_split = p->shape->n_split,
+                                .n_head = c->n_head,
+                                .scale = c->attention_scale};
+    plan_part(p, false, &l->o, c->hidden, q, r->attended, l->o_bias, r->delta);
+}
+
+static void plan_packed_mlp(struct planning *p, const struct device_mlp *m, const int32_t *id,
+                            const float *weight, int n_used, float *out)
+{
+    next(p, CUDA_OP_MOE)->as.moe = (struct cuda_moe){.gate_up = m->gate_up,
+                                                     .down = m->packed_down,
+                                                     .gate_scale = m->gate.scale,
+                                                     .up_scale = m->up.scale,
+                                                     .down_scale = m->down.scale,
+                                                     .x = p->d->room.x,
+                                                     .id = id,
+                                                     .weight = weight,
+                                                     .out = out,
+                                                     .n_used = n_used,
+                                                     .n_expert = m->n_expert,
+                                                     .hidden = p->d->config->hidden,
+                                                     .inner = m->inner};
+}
+
+static void plan_dense(struct planning *p, const struct device_mlp *m, float *out)
+{
+    struct device_room *r = &p->d->room;
+    int hidden = p->d->config->hidden;
+    if (m->way == MLP_PACKED) {
+        plan_packed_mlp(p, m, r->only, r->ones, 1, out);
+        return;
+    }
+    plan_part(p, false, &m->gate, m->inner, hidden, r->x, m->gate_bias, r->gate);
+    plan_part(p, true, &m->up, m->inner, hidden, r->x, m->up_bias, r->up);
+    next(p, CUDA_OP_SWIGLU)->as.swiglu =
+        (struct cuda_swiglu){.gate = r->gate, .up = r->up, .h = r->h, .n = m->inner};
+    plan_part(p, false, &m->down, hidden, m->inner, r->h, m->down_bias, out);
+}
+
+static void plan_router(struct planning *p, const struct device_layer *l)
+{
+    struct device *d = p->d;
+    const struct moe_config *m = &d->config->moe;
+    struct device_room *r = &d->room;
+    next(p, CUDA_OP_ROUTER)->as.router =
+        (struct cuda_router){.w = l->router,
+                             .x = r->x_float,
+                             .K = d->config->hidden,
+                             .logits = r->router_logits,
+                             .bias = l->correction_bias,
+                             .sigmoid = m->score == ROUTER_SIGMOID,
+                             .normalize = m->normalize,
+                             .softmax_topk = m->softmax_topk,
+                             .norm_add = m->norm_add,
+                             .n_expert = m->n_expert,
+                             .top_k = m->top_k,
+                             .n_group = m->n_group,
+                             .top_group = m->top_group,
+                             .norm_min = m->norm_min,
+                             .scaling = m->scaling,
+                             .expert = r->expert,
+                             .weight = r->expert_weight,
+                             .load = d->load + (size_t)p->layer * (size_t)m->n_expert};
+}
+
+static void plan_plain_experts(struct planning *p, const struct device_mlp *m)
+{
+    struct device_room *r = &p->d->room;
+    next(p, CUDA_OP_MOE_PLAIN)->as.moe_plain = (struct cuda_moe_plain){.gate = m->gate,
+                                                                       .up = m->up,
+                                                                       .down = m->down,
+                                                                       .gate_bias = m->gate_bias,
+                                                                       .up_bias = m->up_bias,
+                                                                       .down_bias = m->down_bias,
+                                                                       .x = r->x,
+                                                                       .id = r->expert,
+                                                                       .weight = r->expert_weight,
+                                                                       .out = r->delta,
+                                                                       .n_used = p->d->config->moe.top_k,
+                                                                       .n_expert = m->n_expert,
+                                                                       .hidden = p->d->config->hidden,
+                                                                       .inner = m->inner};
+}
+
+static void plan_experts(struct planning *p, const struct device_layer *l)
+{
+    struct device_room *r = &p->d->room;
+    plan_router(p, l);
+    if (l->experts.way == MLP_PACKED)
+        plan_packed_mlp(p, &l->experts, r->expert, r->expert_weight, p->d->config->moe.top_k, r->delta);
+    else
+        plan_plain_experts(p, &l->experts);
+    p->shared = l->mlp.inner > 0;
+    if (p->shared)
+        plan_dense(p, &l->mlp, r->shared);
+}
+
+static struct planning begin(struct device *d, const struct device_shape *s)
+{
+    struct planning p = {.d = d, .shape = s};
+    device_input_layout(s, d->input, &p.in);
+    return p;
+}
+
+void device_plan_layers(struct device *d, const struct device_shape *s)
+{
+    struct planning p = begin(d, s);
+    p.layer = -1;
+    plan_embed(&p);
+    for (p.layer = 0; p.layer < d->config->n_layer; p.layer++) {
+        const struct device_layer *l = &d->layer[p.layer];
+        plan_norm(&p, l->attention_norm, p.layer > 0, false);
+        plan_attention(&p, l);
+        plan_norm(&p, l->mlp_norm, true, l->is_moe);
+        if (l->is_moe)
+            plan_experts(&p, l);
+        else
+            plan_dense(&p, &l->mlp, d->room.delta);
+    }
+}
+
+void device_plan_head(struct device *d, const struct device_shape *s, int first, int n_out, bool exact)
+{
+    const struct model_config *c = d->config;
+    struct planning p = begin(d, s);
+    struct device_room *r = &d->room;
+    const struct device_layer *last = &d->layer[c->n_layer - 1];
+    const int32_t *count = exact ? NULL : p.in.count + COUNT_OUT;
+    add(d, c->n_layer, CUDA_OP_ADD_NORM, n_out, count)->as.add_norm =
+        (struct cuda_add_norm){.residual = r->residual,
+                               .delta = {r->delta, last->is_moe && last->mlp.inner > 0 ? r->shared : NULL},
+                               .row = p.in.out_row + first,
+                               .weight = d->final_norm,
+                               .y = r->x_out,
+                               .n = c->hidden,
+                               .eps = c->norm_eps};
+    add(d, c->n_layer, CUDA_OP_LINEAR, n_out, count)->as.linear =
+        (struct cuda_linear){.part[0] = {.w = d->head, .out = r->logits, .n_out = c->vocab},
+                             .n_part = 1,
+                             .K = c->hidden,
+                             .x = r->x_out};
+}
+
+void device_plan_best(struct device *d, int n_out)
+{
+    add(d, d->config->n_layer, CUDA_OP_ARGMAX, n_out, NULL)->as.argmax =
+        (struct cuda_argmax){.x = d->room.logits, .id = d->room.best, .n = d->config->vocab};
+}
+
+const char *device_op_name(const struct cuda_op *op)
+{
+    static const char *const name[CUDA_OP_KINDS] = {
+        [CUDA_OP_EMBED] = "embed",       [CUDA_OP_ADD_NORM] = "add, norm",       [CUDA_OP_LINEAR] = "linear",
+        [CUDA_OP_QKV] = "rotate, store", [CUDA_OP_ATTENTION] = "attend",         [CUDA_OP_ROUTER] = "route",
+        [CUDA_OP_MOE] = "experts",       [CUDA_OP_MOE_PLAIN] = "experts, plain", [CUDA_OP_SWIGLU] = "swiglu",
+        [CUDA_OP_ARGMAX] = "argmax",
+    };
+    return name[op->kind];
+}

@@ -1,0 +1,172 @@
+/* What a struct device holds. For the device_*.c files. */
+#ifndef NYB_MODEL_DEVICE_STATE_H
+#define NYB_MODEL_DEVICE_STATE_H
+
+#include "kernels/cuda/cuda_plugin.h"
+#include "model/device.h"
+
+#define DEVICE_ROWS_DEFAULT 2048
+#define DEVICE_HEAD_ROWS    256 /* rows whose logits are made at once */
+#define DEVICE_GRAPH_ROWS   256 /* of the largest step that is recorded as a graph */
+#define DEVICE_GRAPHS_MAX   48
+
+enum place_layout { PLACE_VECTOR, PLACE_PLAIN, PLACE_PACKED, PLACE_GATE, PLACE_UP };
+
+/* Where a slot lies. */
+struct device_place {
+    struct device *device;
+    const void *of; /* the struct weight, or the float *, of the slot */
+    enum place_layout layout;
+    uint8_t *data, *block;
+};
+
+/* An MLP, or the experts of a layer. */
+enum mlp_way {
+    MLP_PACKED, /* CUDA_OP_MOE */
+    MLP_LINEAR, /* three products and swiglu */
+    MLP_PLAIN,  /* CUDA_OP_MOE_PLAIN */
+};
+struct device_mlp {
+    enum mlp_way way;
+    int n_expert, inner;                    /* n_expert 1: dense; inner 0: absent */
+    uint8_t *gate_up, *packed_down;         /* MLP_PACKED */
+    struct cuda_weight gate, up, down;      /* else; scales in any case */
+    float *gate_bias, *up_bias, *down_bias; /* or NULL */
+};
+
+struct device_layer {
+    float *attention_norm, *mlp_norm, *q_norm, *k_norm;
+    struct cuda_weight q, k, v, o;
+    float *q_bias, *k_bias, *v_bias, *o_bias;
+    bool is_moe;
+    struct cuda_weight router;
+    float *correction_bias;
+    struct device_mlp experts, mlp; /* mlp: of a dense layer, or the shared experts */
+};
+
+/* Memory of a step's rows, the GPU's. */
+struct device_room {
+    int n_row; /* that there is room for */
+    uint8_t *slab;
+    size_t bytes;
+    float *residual, *delta, *shared; /* (n_row, hidden)         */
+    uint16_t *x;                      /* (n_row, hidden) bf16    */
+    float *x_float;                   /* (n_row, hidden)         */
+    float *q, *k, *v;                 /* (n_row, heads * dim)    */
+    uint16_t *q_out, *attended;       /* (n_row, heads * dim)    */
+    float *router_logits;             /* (n_row, n_expert)       */
+    int32_t *expert;                  /* (n_row, top_k)          */
+    float *expert_weight;             /* (n_row, top_k)          */
+    float *gate, *up;                 /* (n_row, inner) of MLP_LINEAR */
+    uint16_t *h;                      /* (n_row, inner)          */
+    int32_t *only;                    /* (n_row) zeros: the one expert of a dense MLP */
+    float *ones;                      /* (n_row)                 */
+    uint16_t *x_out;                  /* (DEVICE_HEAD_ROWS, hidden) */
+    float *logits;                    /* (DEVICE_HEAD_ROWS, vocab)  */
+    int32_t *best;                    /* (DEVICE_HEAD_ROWS)         */
+};
+
+/* What a step is made for: rows that its launches cover, not those of one batch. */
+struct device_shape {
+    int n_row, n_out, n_single, n_tile, n_split;
+    bool best; /* the likeliest tokens are found, too */
+};
+
+/* A step's batch as it is uploaded: counts, then arrays whose places depend on the shape alone. */
+enum device_count { COUNT_TOK, COUNT_OUT, COUNT_SINGLE, COUNT_TILE, COUNT_STRIDE, COUNT_N = 16 };
+struct device_input {
+    int32_t *count; /* (COUNT_N) */
+    int32_t *tok, *pos, *slot, *out_row;
+    struct cuda_tile *single, *tile;
+    int32_t *table;
+};
+
+/* Operators of a step, in order. */
+struct device_plan {
+    struct cuda_op *op;
+    int16_t *layer; /* (n) -1: embedding, n_layer: what follows the layers */
+    int n, cap;
+};
+
+struct device_graph {
+    struct device_shape shape;
+    struct cuda_graph *graph;
+    uint64_t used; /* step of the last use */
+};
+
+struct device {
+    const struct cuda_plugin *plugin;
+    struct cuda_gpu *gpu;
+    struct cuda_gpu_info info;
+    struct device_options option;
+    const struct model_config *config;
+    struct weights *weights;
+    /* ---- weights ---- */
+    uint8_t *slab; /* all of them */
+    size_t slab_bytes;
+    struct device_place *place; /* (n_place), by `of` */
+    int n_place, cap_place;
+    const float **scale_of; /* (n_scale) where this process has each of them */
+    float *scales;          /* (n_scale) the GPU's */
+    int n_scale, cap_scale;
+    struct cuda_weight embed, head;
+    float *final_norm;
+    struct device_layer *layer; /* (n_layer) */
+    /* ---- cache ---- */
+    struct cuda_kv *kv; /* (n_layer) */
+    uint8_t *kv_slab;
+    float *kv_scales; /* (n_layer, 2) in scales */
+    /* ---- steps ---- */
+    struct rope *rope;
+    float *cos, *sin; /* (max_pos, half) */
+    int64_t rope_filled;
+    struct device_room room;
+    uint8_t *input, *staging; /* a batch: the GPU's, and what it is uploaded from */
+    size_t input_bytes;
+    size_t scratch_bytes;
+    struct device_plan plan; /* of the step in progress */
+    struct device_graph graph[DEVICE_GRAPHS_MAX];
+    int n_graph;
+    uint64_t n_step, n_replayed;
+    uint64_t *load; /* (n_layer, n_expert) the GPU's, or NULL */
+};
+
+/* The plug-in's last error as ours. */
+enum nyb_code device_failed(const struct device *d, const char *doing, struct nyb_err *err);
+/* NYB_E_MEMORY: `what` needs so much. */
+enum nyb_code device_alloc(struct device *d, void **out, size_t bytes, const char *what,
+                           struct nyb_err *err) NYB_MUST_CHECK;
+
+/* ---- device_room.c ------------------------------------------------------------------------------- */
+
+enum nyb_code device_room_reserve(struct device *d, int n_row, struct nyb_err *err) NYB_MUST_CHECK;
+/* A batch of so many bytes. */
+enum nyb_code device_input_reserve(struct device *d, size_t bytes, struct nyb_err *err) NYB_MUST_CHECK;
+/* All recorded steps: addresses in them are about to change. */
+void device_forget_graphs(struct device *d);
+
+/* ---- device_input.c ------------------------------------------------------------------------------ */
+
+/* The shape that fits the batch exactly. */
+struct device_shape device_shape_of(const struct batch *b);
+/* Where a batch of this shape lies from `base` on; returns its bytes, but for the block table at the end. */
+size_t device_input_layout(const struct device_shape *s, uint8_t *base, struct device_input *in);
+/* Write it to memory of that layout, padded rows included; returns all its bytes. */
+size_t device_input_bytes(const struct device_shape *s, const struct batch *b);
+void device_input_write(const struct device_shape *s, const struct batch *b, uint8_t *base);
+
+/* ---- device_step.c ------------------------------------------------------------------------------- */
+
+/* The shape that a batch is run with when nobody watches. */
+struct device_shape device_step_shape(const struct device *d, const struct batch *b);
+
+/* ---- device_plan.c ------------------------------------------------------------------------------- */
+
+/* Embedding to the last layer, and the head for the first rows of out_row. */
+void device_plan_layers(struct device *d, const struct device_shape *s);
+void device_plan_head(struct device *d, const struct device_shape *s, int first, int n_out, bool exact);
+void device_plan_best(struct device *d, int n_out); /* of the logits that are there */
+void device_plan_clear(struct device *d);
+const char *device_op_name(const struct cuda_op *op);
+
+#endif

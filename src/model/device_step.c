@@ -1,0 +1,325 @@
+/* Steps of a device: a replayed graph where each sequence has one row, else operator by operator. */
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "model/device_state.h"
+
+/* ---- before a step ------------------------------------------------------------------------------- */
+
+static enum nyb_code extend_rope(struct device *d, const struct batch *b, struct nyb_err *err)
+{
+    struct rope *r = d->rope;
+    int32_t last = 0;
+    for (int i = 0; i < b->n_tok; i++)
+        last = b->pos[i] > last ? b->pos[i] : last;
+    rope_extend(r, last);
+    size_t at = (size_t)d->rope_filled * (size_t)r->half, end = (size_t)r->filled * (size_t)r->half;
+    if (at == end)
+        return NYB_OK;
+    if (!d->plugin->write(d->gpu, d->cos + at, r->cos + at, (end - at) * sizeof(float)) ||
+        !d->plugin->write(d->gpu, d->sin + at, r->sin + at, (end - at) * sizeof(float)))
+        return device_failed(d, "copying rotary tables", err);
+    d->rope_filled = r->filled;
+    return NYB_OK;
+}
+
+/* Longer steps than expected are possible as long as there is memory. */
+static enum nyb_code make_room(struct device *d, int n_row, struct nyb_err *err)
+{
+    if (n_row <= d->room.n_row)
+        return NYB_OK;
+    log_debug("%s: making room for steps of %d tokens", d->info.name, n_row);
+    int before = d->room.n_row;
+    enum nyb_code code = device_room_reserve(d, n_row, err);
+    if (code != NYB_OK && before > 0 && device_room_reserve(d, before, NULL) != NYB_OK)
+        log_error("%s: there is no room for steps any more", d->info.name);
+    return code;
+}
+
+/* Scratch for the plan. Recorded graphs have the old scratch's address. */
+static enum nyb_code make_scratch(struct device *d, struct nyb_err *err)
+{
+    size_t bytes;
+    if (!d->plugin->scratch(d->gpu, d->plan.op, d->plan.n, &bytes))
+        return device_failed(d, "planning a step", err);
+    if (bytes <= d->scratch_bytes)
+        return NYB_OK;
+    device_forget_graphs(d);
+    d->scratch_bytes = 0;
+    if (!d->plugin->reserve(d->gpu, bytes))
+        return device_failed(d, "taking scratch memory", err);
+    d->scratch_bytes = bytes;
+    return NYB_OK;
+}
+
+static enum nyb_code upload(struct device *d, const struct device_shape *s, const struct batch *b,
+                            struct nyb_err *err)
+{
+    size_t bytes = device_input_bytes(s, b);
+    TRY(device_input_reserve(d, bytes, err));
+    device_input_write(s, b, d->staging);
+    return d->plugin->upload(d->gpu, d->input, d->staging, bytes) ? NYB_OK
+                                                                  : device_failed(d, "copying a batch", err);
+}
+
+/* ---- graphs -------------------------------------------------------------------------------------- */
+
+/* Rows of the graph that n sequences are replayed with. */
+static int bucket_rows(int n)
+{
+    if (n <= 4)
+        return n <= 2 ? n : 4;
+    int step = n <= 32 ? 8 : n <= 128 ? 16 : 32;
+    return (n + step - 1) / step * step;
+}
+
+static bool has_graph(const struct device *d, const struct device_shape *s, const struct model_probe *probe)
+{
+    return !probe && !d->option.no_graphs && s->n_tile == 0 && s->n_row <= DEVICE_GRAPH_ROWS &&
+           s->n_row <= d->room.n_row && s->n_out <= s->n_row && s->n_single == s->n_row;
+}
+
+static struct device_shape padded(const struct device *d, const struct device_shape *s)
+{
+    struct device_shape p = {.n_row = bucket_rows(s->n_row), .n_split = 1};
+    p.n_row = p.n_row > d->room.n_row ? d->room.n_row : p.n_row;
+    p.n_single = p.n_row;
+    p.n_out = s->n_out ? p.n_row : 0;
+    while (p.n_split < s->n_split)
+        p.n_split *= 2;
+    return p;
+}
+
+struct device_shape device_step_shape(const struct device *d, const struct batch *b)
+{
+    struct device_shape s = device_shape_of(b);
+    return has_graph(d, &s, NULL) ? padded(d, &s) : s;
+}
+
+static bool same_shape(const struct device_shape *a, const struct device_shape *b)
+{
+    return a->n_row == b->n_row && a->n_out == b->n_out && a->n_single == b->n_single &&
+           a->n_tile == b->n_tile && a->n_split == b->n_split && a->best == b->best;
+}
+
+/* Room for one more: the one that has not been used for longest goes. */
+static struct device_graph *new_graph(struct device *d)
+{
+    if (d->n_graph < DEVICE_GRAPHS_MAX)
+        return &d->graph[d->n_graph++];
+    struct device_graph *oldest = &d->graph[0];
+    for (int i = 1; i < d->n_graph; i++)
+        if (d->graph[i].used < oldest->used)
+            oldest = &d->graph[i];
+    d->plugin->graph_free(d->gpu, oldest->graph);
+    return oldest;
+}
+
+static enum nyb_code record(struct device *d, const struct device_shape *s, struct cuda_graph **out,
+                            struct nyb_err *err)
+{
+    device_plan_clear(d);
+    device_plan_layers(d, s);
+    if (s->n_out)
+        device_plan_head(d, s, 0, s->n_out, false);
+    if (s->best)
+        device_plan_best(d, s->n_out);
+    TRY(make_scratch(d, err));
+    struct cuda_graph *graph = d->plugin->graph_make(d->gpu, d->plan.op, d->plan.n);
+    if (!graph)
+        return device_failed(d, "recording a step", err);
+    struct device_graph *g = new_graph(d);
+    *g = (struct device_graph){.shape = *s, .graph = graph, .used = d->n_step};
+    *out = graph;
+    return NYB_OK;
+}
+
+static enum nyb_code replay(struct device *d, const struct device_shape *s, struct nyb_err *err)
+{
+    struct cuda_graph *graph = NULL;
+    for (int i = 0; i < d->n_graph && !graph; i++)
+        if (same_shape(&d->graph[i].shape, s)) {
+            graph = d->graph[i].graph;
+            d->graph[i].used = d->n_step;
+        }
+    if (!graph)
+        TRY(record(d, s, &graph, err));
+    d->n_replayed++;
+    return d->plugin->graph_run(d->gpu, graph) ? NYB_OK : device_failed(d, "a step", err);
+}
+
+/* ---- watching ------------------------------------------------------------------------------------ */
+
+/* What a probe is shown is read back between operators. */
+struct watch {
+    struct device *d;
+    const struct model_probe *probe;
+    int n_tok;
+    struct nyb_err *err;
+};
+
+static enum nyb_code show_hidden(const struct watch *w, int layer, const float *rows)
+{
+    const struct device *d = w->d;
+    if (!w->probe->hidden)
+        return NYB_OK;
+    size_t n = (size_t)w->n_tok * (size_t)d->config->hidden;
+    float *h = mem_alloc(n, sizeof(*h));
+    bool ok = d->plugin->read(d->gpu, h, rows, n * sizeof(*h));
+    if (ok)
+        w->probe->hidden(w->probe->arg, layer, h, w->n_tok, d->config->hidden);
+    free(h);
+    return ok ? NYB_OK : device_failed(d, "reading hidden states", w->err);
+}
+
+static enum nyb_code show_routing(const struct watch *w, int layer)
+{
+    const struct device *d = w->d;
+    int top_k = d->config->moe.top_k;
+    size_t n = (size_t)w->n_tok * (size_t)top_k;
+    if (!w->probe->routing)
+        return NYB_OK;
+    int32_t *expert = mem_alloc(n, sizeof(*expert));
+    float *weight = mem_alloc(n, sizeof(*weight));
+    bool ok = d->plugin->read(d->gpu, expert, d->room.expert, n * sizeof(*expert)) &&
+              d->plugin->read(d->gpu, weight, d->room.expert_weight, n * sizeof(*weight));
+    if (ok)
+        w->probe->routing(w->probe->arg, layer, expert, weight, w->n_tok, top_k);
+    free(expert);
+    free(weight);
+    return ok ? NYB_OK : device_failed(d, "reading the routing", w->err);
+}
+
+static enum nyb_code show_after(const struct watch *w, int i)
+{
+    const struct device *d = w->d;
+    const struct cuda_op *op = &d->plan.op[i];
+    int layer = d->plan.layer[i];
+    if (op->kind == CUDA_OP_EMBED)
+        return show_hidden(w, -1, d->room.residual);
+    if (op->kind == CUDA_OP_ROUTER)
+        return show_routing(w, layer);
+    bool complete = op->kind == CUDA_OP_ADD_NORM && layer > 0 && layer < d->config->n_layer &&
+                    op->as.add_norm.weight == d->layer[layer].attention_norm;
+    return complete ? show_hidden(w, layer - 1, d->room.residual) : NYB_OK;
+}
+
+static enum nyb_code run_watched(const struct watch *w)
+{
+    struct device *d = w->d;
+    for (int i = 0; i < d->plan.n; i++) {
+        float seconds = 0;
+        bool timed = w->probe->stage != NULL;
+        if (timed ? !d->plugin->profile(d->gpu, &d->plan.op[i], 1, &seconds)
+                  : !d->plugin->run(d->gpu, &d->plan.op[i], 1))
+            return device_failed(d, device_op_name(&d->plan.op[i]), w->err);
+        if (timed)
+            w->probe->stage(w->probe->arg, d->plan.layer[i], device_op_name(&d->plan.op[i]),
+                            (uint64_t)((double)seconds * 1e9));
+        TRY(show_after(w, i));
+    }
+    return NYB_OK;
+}
+
+/* After the head, which reads the stream as it was: the last layer's sum and its norm, of all rows. */
+static enum nyb_code show_final(const struct watch *w, const struct device_shape *s)
+{
+    struct device *d = w->d;
+    if (!w->probe->hidden)
+        return NYB_OK;
+    device_plan_clear(d);
+    device_plan_head(d, s, 0, s->n_row, true);
+    struct cuda_op op = d->plan.op[0];
+    op.as.add_norm.row = NULL;
+    op.as.add_norm.y = d->room.x;
+    op.as.add_norm.y_float = d->room.x_float;
+    if (!d->plugin->run(d->gpu, &op, 1))
+        return device_failed(d, "the last norm", w->err);
+    TRY(show_hidden(w, d->config->n_layer - 1, d->room.residual));
+    return show_hidden(w, d->config->n_layer, d->room.x_float);
+}
+
+/* ---- a step -------------------------------------------------------------------------------------- */
+
+struct outputs {
+    float *logits;
+    int32_t *best;
+};
+
+/* Logits of rows [first, first + n) of out_row are in the room, and the likeliest tokens if they are wanted.
+ */
+static enum nyb_code take_outputs(struct device *d, const struct outputs *o, int first, int n,
+                                  struct nyb_err *err)
+{
+    size_t vocab = (size_t)d->config->vocab;
+    bool ok = !o->best || d->plugin->read(d->gpu, o->best + first, d->room.best, (size_t)n * sizeof(int32_t));
+    if (ok && o->logits)
+        ok = d->plugin->read(d->gpu, o->logits + (size_t)first * vocab, d->room.logits,
+                             (size_t)n * vocab * sizeof(float));
+    return ok ? NYB_OK : device_failed(d, "reading logits", err);
+}
+
+static int head_rows(const struct device *d)
+{
+    return d->room.n_row < DEVICE_HEAD_ROWS ? d->room.n_row : DEVICE_HEAD_ROWS;
+}
+
+static enum nyb_code run_plan(struct device *d, const struct watch *w, struct nyb_err *err)
+{
+    TRY(make_scratch(d, err));
+    if (w->probe)
+        return run_watched(w);
+    return d->plugin->run(d->gpu, d->plan.op, d->plan.n) ? NYB_OK : device_failed(d, "a step", err);
+}
+
+static enum nyb_code run_directly(struct device *d, const struct device_shape *s, const struct outputs *o,
+                                  const struct watch *w, struct nyb_err *err)
+{
+    device_plan_clear(d);
+    device_plan_layers(d, s);
+    TRY(run_plan(d, w, err));
+    for (int first = 0; first < s->n_out; first += head_rows(d)) {
+        int n = s->n_out - first < head_rows(d) ? s->n_out - first : head_rows(d);
+        device_plan_clear(d);
+        device_plan_head(d, s, first, n, true);
+        if (o->best)
+            device_plan_best(d, n);
+        TRY(run_plan(d, w, err));
+        TRY(take_outputs(d, o, first, n, err));
+    }
+    return w->probe ? show_final(w, s) : NYB_OK;
+}
+
+enum nyb_code device_forward(struct device *d, const struct batch *b, float *logits, int32_t *best,
+                             const struct model_probe *probe, struct nyb_err *err)
+{
+    const struct outputs o = {logits, best};
+    const struct watch w = {d, probe, b->n_tok, err};
+    struct device_shape s = device_shape_of(b);
+    if (b->n_tok == 0)
+        return NYB_OK;
+    d->n_step++;
+    TRY(make_room(d, b->n_tok, err));
+    TRY(extend_rope(d, b, err));
+    if (has_graph(d, &s, probe)) {
+        s = padded(d, &s);
+        s.best = best && s.n_out > 0;
+        TRY(upload(d, &s, b, err));
+        TRY(replay(d, &s, err));
+        TRY(b->n_out ? take_outputs(d, &o, 0, b->n_out, err) : NYB_OK);
+    } else {
+        TRY(upload(d, &s, b, err));
+        TRY(run_directly(d, &s, &o, &w, err));
+    }
+    /* The batch's memory is written again by the next step; and a failure belongs to this one. */
+    return d->plugin->sync(d->gpu) ? NYB_OK : device_failed(d, "a step", err);
+}
+
+enum nyb_code device_read_load(struct device *d, uint64_t *count, struct nyb_err *err)
+{
+    size_t bytes = (size_t)d->config->n_layer * (size_t)d->config->moe.n_expert * sizeof(*count);
+    return bytes == 0 || d->plugin->read(d->gpu, count, d->load, bytes)
+               ? NYB_OK
+               : device_failed(d, "reading counters", err);
+}

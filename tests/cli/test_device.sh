@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# --device: whole models on the emulated plug-in (the operators' own sources, on this CPU), and what is said where
+# there is no GPU, too little of it, or something that it cannot do.
+. "$(dirname "$0")/lib.sh"
+
+# Without a GPU `auto` says why and goes on; `cuda` ends with one line.
+model=$SOURCE/models/tales-24m-moe-nvfp4
+unset NYBBLE_DEVICE NYBBLE_MOE_BACKEND NYBBLE_GEMM_BACKEND
+export NYBBLE_CUDA_PLUGIN=$WORK/nowhere.so
+expect_status 1 "$NYBBLE" verify --device cuda "$model"
+[ "$(wc -l <"$WORK/err")" = 1 ] || fail "more than one line: $(cat "$WORK/err")"
+expect_in err "cannot load the CUDA plug-in"
+expect_status 0 "$NYBBLE" verify --device auto "$model"
+expect_in err "the CPU computes: cannot load the CUDA plug-in"
+expect_in out "verdict      pass"
+expect_status 2 "$NYBBLE" verify --device tpu "$model"
+expect_in err "--device takes cpu, cuda or auto"
+expect_status 2 env NYBBLE_MOE_BACKEND=fastest "$NYBBLE" verify "$model"
+expect_in err "NYBBLE_MOE_BACKEND takes auto, sm90-w4a16, cublaslt-nvfp4 or reference"
+
+plugin=$(dirname "$NYBBLE")/libnybble_cuda_emu.so
+[ -e "$plugin" ] || { echo "no emulated plug-in in this build"; exit $SKIPPED; }
+export NYBBLE_CUDA_PLUGIN=$plugin
+
+# What is refused, by name.
+expect_status 1 "$NYBBLE" verify --device cuda --compute strict "$model"
+expect_in err "compute: strict: a GPU computes in bf16 only"
+expect_status 1 "$NYBBLE" verify --device cuda --moe-backend cublaslt-nvfp4 "$model"
+expect_in err "moe-backend: cublaslt-nvfp4 needs"
+expect_status 1 env NYBBLE_GEMM_BACKEND=cublaslt-nvfp4 NYBBLE_DEVICE=cuda "$NYBBLE" verify "$model"
+expect_in err "gemm-backend: cublaslt-nvfp4 needs"
+expect_status 1 "$NYBBLE" verify --device cuda --tensor-parallel-size 2 "$model"
+expect_in err "one rank alone computes on a GPU"
+expect_status 1 env NYBBLE_SIMT_MEMORY=4 "$NYBBLE" verify --device cuda "$model"
+expect_in err "the weights need"
+expect_status 0 env NYBBLE_SIMT_MEMORY=4 "$NYBBLE" verify --device auto "$model"
+expect_in err "the CPU computes:"
+
+need_shared golden
+for golden in "$SHARED"/golden/*/; do
+    expect_status 0 "$NYBBLE" verify --device cuda "$golden"
+    expect_in out "verdict      pass"
+done
+for option in --moe-backend --gemm-backend; do
+    expect_status 0 "$NYBBLE" verify --device cuda $option reference "$SHARED/golden/qwen3_moe-modelopt"
+done
+
+# The bench reports both kinds of points and every kernel.
+expect_status 0 "$NYBBLE" bench model --device cuda --prompt 20 --gen 2 --batch 1,3 --repeat 1 --profile --json \
+    "$SHARED/golden/qwen3_moe-modelopt"
+python3 - "$WORK/out" <<'PY'
+import json, sys
+r = json.load(open(sys.argv[1]))
+assert [x["kind"] for x in r["results"]] == ["prefill", "decode", "decode"], r
+kernels = {k["kernel"] for k in r["results"][1]["profile"]}
+assert {"q, k, v", "attend", "experts", "head", "route"} <= kernels, kernels
+assert all(x["tokens_per_second"] > 0 and x["weight_bytes_a_step"] > 0 for x in r["results"])
+PY
+echo ok

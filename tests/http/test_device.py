@@ -1,0 +1,59 @@
+"""A server whose model is on the emulated GPU: the answers of the CPU, among others as alone, and new weights.
+NYBBLE names the program."""
+import os
+import sys
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import Server  # noqa: E402
+
+PLUGIN = os.path.join(os.path.dirname(os.environ["NYBBLE"]), "libnybble_cuda_emu.so")
+PROMPTS = ["Once upon a time", "The dog was", "One day a girl"]
+MODEL = os.environ["SOURCE"] + "/models/tales-24m-moe-nvfp4"
+
+
+def body(prompt, tokens=4):
+    return {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+
+
+def answers(server):
+    """All prompts at once."""
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        replies = list(pool.map(lambda p: server.post("/v1/completions", body(p), timeout=300), PROMPTS))
+    assert all(status == 200 for status, _ in replies), replies
+    return [reply["choices"][0]["text"] for _, reply in replies]
+
+
+class Device(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not os.path.exists(PLUGIN):
+            print("no emulated plug-in in this build")
+            sys.exit(77)
+        cpu = Server("--no-access-log", "--threads", "1")
+        cls.wanted = answers(cpu)
+        assert cpu.stop() == 0
+        cpu.close()
+        cls.server = Server("--no-access-log", "--device", "cuda", env={"NYBBLE_CUDA_PLUGIN": PLUGIN})
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.server.stop()
+        assert code == 0, (code, cls.server.text())
+        cls.server.close()
+
+    def test_answers(self):
+        self.assertIn("emulated GPU", self.server.text())
+        self.assertEqual(answers(self.server), self.wanted)
+        status, reply = self.server.post("/v1/completions", body(PROMPTS[1]), timeout=300)
+        self.assertEqual((status, reply["choices"][0]["text"]), (200, self.wanted[1]))
+
+    def test_new_weights(self):
+        status, reply = self.server.post("/update_weights_from_disk", {"model_path": MODEL}, timeout=300)
+        self.assertEqual(status, 200, reply)
+        self.assertEqual(answers(self.server), self.wanted)
+
+
+if __name__ == "__main__":
+    unittest.main()

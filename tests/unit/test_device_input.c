@@ -1,0 +1,154 @@
+/* A batch as a GPU gets it: every row in one tile or alone, padding that does no harm, everything where the
+ * shape says it is. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/device_state.h"
+#include "test.h"
+
+#define SEQ_MAX 12
+#define ROW_MAX 1200
+#define BLOCKS  5
+
+struct made {
+    struct batch b;
+    int32_t tok[ROW_MAX], pos[ROW_MAX], slot[ROW_MAX], start[SEQ_MAX + 1], out[SEQ_MAX],
+        table[SEQ_MAX * BLOCKS];
+};
+
+/* Sequences of so many rows, after `past` tokens each. */
+static void make_batch(struct made *m, const int *n_row, int n_seq, int past)
+{
+    int n = 0;
+    memset(m, 0, sizeof(*m));
+    for (int i = 0; i < n_seq; i++) {
+        for (int j = 0; j < n_row[i]; j++, n++) {
+            assert_true(n < ROW_MAX);
+            m->tok[n] = 100 + n;
+            m->pos[n] = past + j;
+            m->slot[n] = 7 * n + 1;
+        }
+        m->start[i + 1] = n;
+        m->out[i] = n - 1;
+        for (int b = 0; b < BLOCKS; b++)
+            m->table[i * BLOCKS + b] = i * 10 + b;
+    }
+    m->b = (struct batch){.n_seq = n_seq,
+                          .n_tok = n,
+                          .n_block_max = BLOCKS,
+                          .n_out = n_seq,
+                          .tok = m->tok,
+                          .pos = m->pos,
+                          .slot = m->slot,
+                          .seq_start = m->start,
+                          .block_table = m->table,
+                          .out_row = m->out};
+}
+
+static int seq_of(const struct batch *b, int row)
+{
+    int seq = 0;
+    while (b->seq_start[seq + 1] <= row)
+        seq++;
+    return seq;
+}
+
+static void mark(const struct batch *b, const struct cuda_tile *t, int n, int least, int most, int *seen)
+{
+    for (int i = 0; i < n; i++) {
+        assert_in_range(t[i].n_row, least, most);
+        for (int r = t[i].row; r < t[i].row + t[i].n_row; r++) {
+            assert_in_range(r, 0, b->n_tok - 1);
+            assert_int_equal(seq_of(b, r), t[i].seq);
+            seen[r]++;
+        }
+    }
+}
+
+static void check(const struct made *m, const struct device_shape *s)
+{
+    const struct batch *b = &m->b;
+    struct device_input in;
+    size_t bytes = device_input_bytes(s, b);
+    uint8_t *at = malloc(bytes); /* exactly: the address sanitizer sees what is written behind */
+    assert_non_null(at);
+    memset(at, 0xa5, bytes);
+    device_input_write(s, b, at);
+    size_t head = device_input_layout(s, at, &in);
+    assert_int_equal(bytes - head, (size_t)b->n_seq * BLOCKS * sizeof(int32_t));
+    assert_memory_equal(in.table, m->table, bytes - head);
+    assert_memory_equal(in.tok, m->tok, (size_t)b->n_tok * sizeof(int32_t));
+    assert_memory_equal(in.pos, m->pos, (size_t)b->n_tok * sizeof(int32_t));
+    assert_memory_equal(in.slot, m->slot, (size_t)b->n_tok * sizeof(int32_t));
+    assert_memory_equal(in.out_row, m->out, (size_t)b->n_out * sizeof(int32_t));
+    assert_int_equal(in.count[COUNT_TOK], b->n_tok);
+    assert_int_equal(in.count[COUNT_OUT], b->n_out);
+    assert_int_equal(in.count[COUNT_STRIDE], BLOCKS);
+    assert_in_range(in.count[COUNT_SINGLE], 0, s->n_single);
+    assert_in_range(in.count[COUNT_TILE], 0, s->n_tile);
+    for (int i = b->n_tok; i < s->n_row; i++)
+        assert_true(in.tok[i] == 0 && in.pos[i] == 0 && in.slot[i] == 0);
+    for (int i = b->n_out; i < s->n_out; i++)
+        assert_int_equal(in.out_row[i], 0);
+    int seen[ROW_MAX] = {0};
+    mark(b, in.single, in.count[COUNT_SINGLE], 1, 1, seen);
+    mark(b, in.tile, in.count[COUNT_TILE], 1, CUDA_TILE_TOKENS, seen);
+    for (int i = 0; i < b->n_tok; i++)
+        assert_int_equal(seen[i], 1);
+    free(at);
+}
+
+static void test_exact_shapes(void **state)
+{
+    (void)state;
+    static const int rows[][SEQ_MAX] = {
+        {1}, {64}, {65}, {1, 1, 1}, {2, 1, 63}, {1, 200, 1, 64, 128, 3, 1, 1, 1, 500, 1, 2}, {129, 127, 1}};
+    static const int n_seq[] = {1, 1, 1, 3, 3, 12, 3};
+    for (size_t i = 0; i < COUNT_OF(n_seq); i++) {
+        static struct made m;
+        make_batch(&m, rows[i], n_seq[i], 0);
+        struct device_shape s = device_shape_of(&m.b);
+        assert_int_equal(s.n_row, m.b.n_tok);
+        assert_int_equal(s.n_out, n_seq[i]);
+        check(&m, &s);
+    }
+}
+
+/* Parts of split attention cover the longest sequence of one row. */
+static void test_splits(void **state)
+{
+    (void)state;
+    static const int past[] = {0, CUDA_SPLIT_KEYS - 1, CUDA_SPLIT_KEYS, 10 * CUDA_SPLIT_KEYS + 5};
+    static const int split[] = {1, 1, 2, 11}, one[] = {1}, many[] = {70};
+    for (size_t i = 0; i < COUNT_OF(past); i++) {
+        static struct made m;
+        make_batch(&m, one, 1, past[i]);
+        assert_int_equal(device_shape_of(&m.b).n_split, split[i]);
+        make_batch(&m, many, 1, past[i]);
+        assert_int_equal(device_shape_of(&m.b).n_split, 1);
+    }
+}
+
+static void test_padded_shapes(void **state)
+{
+    (void)state;
+    static const int ones[SEQ_MAX] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    for (int n = 1; n <= SEQ_MAX; n++) {
+        static struct made m;
+        make_batch(&m, ones, n, 40);
+        for (int pad = n; pad <= 2 * SEQ_MAX; pad++) {
+            const struct device_shape s = {.n_row = pad, .n_out = pad, .n_single = pad, .n_split = 4};
+            check(&m, &s);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exact_shapes),
+        cmocka_unit_test(test_splits),
+        cmocka_unit_test(test_padded_shapes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

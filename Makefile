@@ -1,5 +1,5 @@
 # Two commands for people: make demo, make check. CMake, Ninja and CTest do the work; the presets are
-# release, debug, clang, asan, tsan and fuzz (CMakePresets.json).
+# release, debug, cuda, clang, asan, tsan and fuzz (CMakePresets.json).
 PRESET ?= release
 PROMPT ?= Once upon a time there was a little girl who
 JOBS   ?= $(shell nproc)

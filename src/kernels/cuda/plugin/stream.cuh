@@ -53,8 +53,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
  * racecheck does not see the former. */
 
 /* A warp's copy of a chunk, 16 bytes a lane at a time; the barrier's phase ends when all of it is there. A
- * bulk copy of each chunk was as fast on an H200: neither the copies nor their number are what holds these
- * kernels at two thirds of the memory's rate.
+ * bulk copy of each chunk was as fast on an H200: copies are not what holds these kernels.
  * Weights are read once: they should not push x out of the L2. */
 __device__ __forceinline__ void copy_weights(uint32_t to, const uint8_t *from, int bytes, uint32_t barrier,
                                              int lane)
@@ -74,27 +73,63 @@ __device__ __forceinline__ void copy_weights(uint32_t to, const uint8_t *from, i
 
 /* ---- one unit -------------------------------------------------------------------------------------- */
 
-__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b)
+/* Shifts and masks run at half the rate of the rest and are what holds these kernels (docs/SPEED.md). So what
+ * can be a multiplication is one, by `sixteen`, which the compiler does not know to be a power of two, and
+ * products take the half of the scales that is their rows': instructions name halves. */
+
+__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t d;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
 
-/* Byte `which` of the scales, as the bf16 number scale * 2^107 in both halves. */
-__device__ __forceinline__ uint32_t scale_pair(uint32_t scales, uint32_t which)
+/* Both halves of a, by one half of b. */
+__device__ __forceinline__ uint32_t times_low(uint32_t a, uint32_t b)
 {
-    return __byte_perm(scales, 0, 0x4040u + 0x0101u * which) * 16u + 0x70007000u;
+    uint32_t d;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        ".reg .b32 both;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "mov.b32 both, {low, low};\n"
+        "mul.rn.bf16x2 %0, %1, both;\n"
+        "}\n"
+        : "=r"(d)
+        : "r"(a), "r"(b));
+    return d;
+}
+
+__device__ __forceinline__ uint32_t times_high(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        ".reg .b32 both;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "mov.b32 both, {high, high};\n"
+        "mul.rn.bf16x2 %0, %1, both;\n"
+        "}\n"
+        : "=r"(d)
+        : "r"(a), "r"(b));
+    return d;
+}
+
+/* Bytes 0 and 1 of the scales, or 2 and 3, as the bf16 numbers scale * 2^107. */
+template <int PAIR> __device__ __forceinline__ uint32_t scale_pair(uint32_t scales, uint32_t sixteen)
+{
+    return multiply_add(__byte_perm(scales, 0, PAIR ? 0x4342u : 0x4140u), sixteen, 0x70007000u);
 }
 
 /* The A operand of 16 rows x 16 k from a lane's word: see cuda_layout.h. */
-__device__ __forceinline__ void expand(uint32_t a[4], uint32_t w, uint32_t low, uint32_t high)
+__device__ __forceinline__ void expand(uint32_t a[4], uint32_t w, uint32_t scale, uint32_t sixteen)
 {
     const uint32_t all = 0x81c081c0u;
-    a[0] = times(w & all, low);
-    a[1] = times(__funnelshift_l(w, w, 4) & all, high);
-    a[2] = times(__funnelshift_l(w, w, 10) & all, low);
-    a[3] = times((__funnelshift_l(w, w, 6) & 0x80c080c0u) | (__funnelshift_l(w, w, 14) & 0x01000100u), high);
+    a[0] = times_low(w & all, scale);
+    a[1] = times_high(multiply_add(w, sixteen, 0) & all, scale);
+    a[2] = times_low(__funnelshift_l(w, w, 10) & all, scale);
+    a[3] = times_high(
+        (multiply_add(w, 4 * sixteen, 0) & 0x80c080c0u) | (__funnelshift_l(w, w, 14) & 0x01000100u), scale);
 }
 
 __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
@@ -113,10 +148,11 @@ __device__ __forceinline__ void multiply_unit(float c[NT][4], const uint8_t *uni
     const uint4 code = *(const uint4 *)(unit + 16 * lane);
     const uint2 scale = *(const uint2 *)(unit + CUDA_UNIT_CODES + 8 * (lane >> 2));
     uint32_t a[4][4];
-    expand(a[0], code.x, scale_pair(scale.x, 0), scale_pair(scale.x, 1));
-    expand(a[1], code.y, scale_pair(scale.x, 2), scale_pair(scale.x, 3));
-    expand(a[2], code.z, scale_pair(scale.y, 0), scale_pair(scale.y, 1));
-    expand(a[3], code.w, scale_pair(scale.y, 2), scale_pair(scale.y, 3));
+    const uint32_t sixteen = 16 * gridDim.y; /* grids here are lines */
+    expand(a[0], code.x, scale_pair<0>(scale.x, sixteen), sixteen);
+    expand(a[1], code.y, scale_pair<1>(scale.x, sixteen), sixteen);
+    expand(a[2], code.z, scale_pair<0>(scale.y, sixteen), sixteen);
+    expand(a[3], code.w, scale_pair<1>(scale.y, sixteen), sixteen);
 #pragma unroll
     for (int t = 0; t < NT; t++) {
         const uint4 b = *(const uint4 *)(x + t * x_step), d = *(const uint4 *)(x + t * x_step + 16);

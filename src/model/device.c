@@ -73,7 +73,7 @@ void device_close(struct device *d)
         log_debug("%llu of %llu steps were replayed graphs", (unsigned long long)d->n_replayed,
                   (unsigned long long)d->n_step);
     device_forget_graphs(d);
-    void *const all[] = {d->slab, d->scales, d->kv_slab, d->cos, d->room.slab, d->input, d->load};
+    void *const all[] = {d->slab, d->scales, d->kv_slab, d->cos, d->sin, d->room.slab, d->input, d->load};
     for (size_t i = 0; i < COUNT_OF(all); i++)
         if (all[i])
             p->release(d->gpu, all[i]);

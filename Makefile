@@ -5,7 +5,7 @@ PROMPT ?= Once upon a time there was a little girl who
 JOBS   ?= $(shell nproc)
 BUILD  := build/$(PRESET)
 
-.PHONY: all demo check timing deps build fuzz clean
+.PHONY: all demo check timing asan deps build fuzz clean
 all: build
 
 demo: build
@@ -17,6 +17,13 @@ check: build
 # Tests that compare times: only a quiet machine can say.
 timing: build
 	ctest --test-dir $(BUILD) --output-on-failure -L timing
+
+# Everything but servers and hosts under the address and undefined-behaviour sanitizers.
+asan:
+	@scripts/install-deps.sh ci
+	@cmake --preset asan > /dev/null
+	@cmake --build build/asan -j $(JOBS)
+	ctest --preset asan -j $(JOBS) -LE 'http|dist|timing'
 
 deps:
 	@scripts/install-deps.sh build

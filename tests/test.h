@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -24,6 +25,16 @@ static inline uint64_t test_random(uint64_t *state)
 static inline float test_random_float(uint64_t *state)
 {
     return (float)((double)(test_random(state) >> 11) * 0x1p-52 - 1.0);
+}
+/* Memory of this process that is resident now. */
+static inline long test_resident_kib(void)
+{
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%*d %ld", &pages), 1);
+    fclose(f);
+    return pages * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
 #endif

@@ -19,7 +19,11 @@ static void move_some(struct experts *x)
     struct nyb_err err;
     atomic_store(&x->live->moving, true);
     if (!pthread_mutex_trylock(&x->live->update)) {
-        if (model_rebalance_step(x->model, SLICE_NS, &x->moving, NULL, &err) != NYB_OK)
+        if (!x->moving) {
+            x->n_step = 0;
+            x->moving = model_rebalance_begin(x->model);
+        }
+        if (x->moving && model_rebalance_step(x->model, SLICE_NS, &x->moving, NULL, &err) != NYB_OK)
             x->moving = false; /* a lost rank: the next step fails of it */
         pthread_mutex_unlock(&x->live->update);
     }
@@ -29,11 +33,10 @@ static void move_some(struct experts *x)
 void experts_after_step(void *arg)
 {
     struct experts *x = arg;
-    if (x->interval > 0 && !x->moving && ++x->n_step >= x->interval) {
-        x->n_step = 0;
-        x->moving = model_rebalance_begin(x->model);
-    }
-    if (x->moving)
+    if (x->interval <= 0)
+        return;
+    x->n_step += x->n_step < x->interval;
+    if (x->moving || x->n_step == x->interval)
         move_some(x);
 }
 

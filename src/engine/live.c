@@ -71,8 +71,8 @@ bool live_take(struct live *l)
 {
     const struct timespec moment = {.tv_nsec = 200000};
     while (pthread_mutex_trylock(&l->update)) {
-        if (!atomic_load(&l->moving))
-            return false;
+        if (!atomic_load(&l->moving)) /* an update or a check; or a move that has ended since */
+            return !pthread_mutex_trylock(&l->update);
         nanosleep(&moment, NULL);
     }
     return true;

@@ -45,7 +45,7 @@ enum nyb_code checksum_model(struct checksum *out, struct model *m, int n_thread
 void checksum_start(struct model *m, int n_thread);
 enum nyb_code checksum_poll(struct model *m, bool *done, struct nyb_err *err) NYB_MUST_CHECK;
 enum nyb_code checksum_finish(struct checksum *out, struct model *m, struct nyb_err *err) NYB_MUST_CHECK;
-void checksum_drop(struct model *m);
+void checksum_drop(struct model *m); /* of one that has finished: nothing */
 /* Of a checkpoint's files, a tensor at a time, without keeping them. folder: resolved. */
 enum nyb_code checksum_folder(struct checksum *out, const char *folder, int n_thread,
                               struct nyb_err *err) NYB_MUST_CHECK;

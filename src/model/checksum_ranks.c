@@ -208,6 +208,8 @@ enum nyb_code checksum_poll(struct model *m, bool *done, struct nyb_err *err)
 
 void checksum_drop(struct model *m)
 {
+    if (!m->checksum) /* finished, well or not */
+        return;
     bool holds = m->checksum->holds;
     checksum_end(m);
     if (holds)

@@ -230,6 +230,9 @@ static enum nyb_code reserve_load(struct device *d, struct nyb_err *err)
 enum nyb_code device_prepare(struct device *d, struct rope *rope, struct nyb_err *err)
 {
     int n_row = d->option.max_tokens > 0 ? d->option.max_tokens : DEVICE_ROWS_DEFAULT;
+    if (n_row > DEVICE_ROWS_MAX)
+        return err_at(err, NYB_E_UNSUPPORTED, d->info.name, -1,
+                      "steps on a GPU have at most %d tokens, asked for were %d", DEVICE_ROWS_MAX, n_row);
     TRY(reserve_rope(d, rope, err));
     TRY(reserve_load(d, err));
     TRY(device_input_reserve(d, INPUT_MIN, err));

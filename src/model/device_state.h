@@ -6,8 +6,9 @@
 #include "model/device.h"
 
 #define DEVICE_ROWS_DEFAULT 2048
-#define DEVICE_HEAD_ROWS    256 /* rows whose logits are made at once */
-#define DEVICE_GRAPH_ROWS   256 /* of the largest step that is recorded as a graph */
+#define DEVICE_ROWS_MAX     65535 /* a row, or a tile of rows, is a place in a grid's second dimension */
+#define DEVICE_HEAD_ROWS    256   /* rows whose logits are made at once */
+#define DEVICE_GRAPH_ROWS   256   /* of the largest step that is recorded as a graph */
 #define DEVICE_GRAPHS_MAX   48
 
 enum place_layout { PLACE_VECTOR, PLACE_PLAIN, PLACE_PACKED, PLACE_GATE, PLACE_UP };

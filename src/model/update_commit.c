@@ -147,7 +147,8 @@ static void compare_slot(void *arg, int item, int worker)
     (void)worker;
     struct update *u = arg;
     const struct touched *t = &u->touched[u->next_touched[item]];
-    if (t->old_hash != hash_bytes(update_live_slot(u, t)))
+    uint64_t now = hash_bytes(update_live_slot(u, t));
+    if (now == 0 || t->old_hash != now) /* 0: a GPU could not be read */
         atomic_store(&u->hash_differs, true);
 }
 

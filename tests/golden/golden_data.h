@@ -222,4 +222,22 @@ static inline void golden_greedy(struct model *m, const struct golden_ids *promp
     free(logits);
 }
 
+#define GOLDEN_ANSWER_IDS 24
+
+/* A model's logits for ids that any vocabulary has, (GOLDEN_ANSWER_IDS, vocab): for comparing models that
+ * have no golden answers. */
+static inline float *golden_answer(struct model *m)
+{
+    int32_t id[GOLDEN_ANSWER_IDS];
+    const struct golden_ids ids = {id, GOLDEN_ANSWER_IDS};
+    for (int i = 0; i < GOLDEN_ANSWER_IDS; i++)
+        id[i] = (7 + 13 * i) % model_config(m)->vocab;
+    return golden_logits(m, &ids, NULL);
+}
+
+static inline size_t golden_answer_bytes(const struct model *m)
+{
+    return GOLDEN_ANSWER_IDS * (size_t)model_config(m)->vocab * sizeof(float);
+}
+
 #endif

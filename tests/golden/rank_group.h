@@ -11,6 +11,7 @@
 #include "golden/golden_data.h"
 #include "model/update.h"
 #include "model/update_ranks.h"
+#include "model/weights.h"
 
 /* In memory that all ranks share. */
 struct fault_plan {
@@ -22,6 +23,7 @@ struct fault_plan {
 static struct fault_plan *fault_plan; /* of the group that is open */
 static int fault_rank;
 static bool followers_disk_is_full; /* of the next group: 1 MB more */
+static bool followers_differ;       /* of the next group: in a number that every rank has */
 
 static enum nyb_code rank_fault(void *arg, enum update_point point, int64_t count)
 {
@@ -68,6 +70,8 @@ static inline struct model *open_group(const char *folder, int n_rank, bool expe
             signal(SIGXFSZ, SIG_IGN);
             setrlimit(RLIMIT_FSIZE, &limit);
         }
+        if (code == NYB_OK && followers_differ)
+            model_weights(m)->final_norm[0] += 1;
         if (code == NYB_OK) {
             update_follow_fault(m, rank_fault, fault_plan);
             code = model_follow(m, &err);

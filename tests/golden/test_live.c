@@ -240,6 +240,16 @@ static void test_live_in_place_update_equals_a_fresh_start(void **state)
 /* ---- in flight ------------------------------------------------------------------------------------------
  */
 
+/* Stream i ended well, and its first n tokens (all, if n is negative) are those of a, alone and never
+ * updated. */
+static void assert_begins_as(struct nyb_engine *a, int i, const struct answer *got, int n)
+{
+    struct answer want = ask(a, i);
+    assert_int_equal(got->finish, NYB_FINISH_LENGTH);
+    assert_int_equal(got->n, want.n);
+    assert_same_ids(got->id, want.id, n < 0 ? want.n : n);
+}
+
 /* Run an update under 32 streams that have all begun. */
 static void run_under_streams(struct nyb_engine *e, enum nyb_in_flight mode, struct answer *out,
                               struct nyb_update_result *r)
@@ -271,10 +281,7 @@ static void test_live_finish_first(void **state)
     assert_int_equal(r.n_paused, 0);
     assert_true(r.wait_ns > 0);
     for (int i = 0; i < N_STREAM; i++) {
-        struct answer want = ask(a, i);
-        assert_int_equal(got[i].finish, NYB_FINISH_LENGTH);
-        assert_int_equal(got[i].n, want.n);
-        assert_same_ids(got[i].id, want.id, want.n);
+        assert_begins_as(a, i, &got[i], -1);
         assert_string_equal(got[i].last, "default");
     }
     nyb_close(e);
@@ -309,10 +316,7 @@ static void test_live_retract(void **state)
     run_under_streams(e, NYB_IN_FLIGHT_RETRACT, got, &r);
     int n_crossed = 0;
     for (int i = 0; i < N_STREAM; i++) {
-        struct answer want = ask(a, i);
-        assert_int_equal(got[i].finish, NYB_FINISH_LENGTH);
-        assert_int_equal(got[i].n, want.n);
-        assert_same_ids(got[i].id, want.id, got[i].n_old);
+        assert_begins_as(a, i, &got[i], got[i].n_old);
         assert_string_equal(got[i].first, "default");
         n_crossed += got[i].n_old < got[i].n;
         if (got[i].n_old < got[i].n)
@@ -337,10 +341,7 @@ static void test_live_continue(void **state)
     run_under_streams(e, NYB_IN_FLIGHT_CONTINUE, got, &r);
     int n_crossed = 0;
     for (int i = 0; i < N_STREAM; i++) {
-        struct answer want = ask(a, i);
-        assert_int_equal(got[i].finish, NYB_FINISH_LENGTH);
-        assert_int_equal(got[i].n, want.n);
-        assert_same_ids(got[i].id, want.id, got[i].n_old);
+        assert_begins_as(a, i, &got[i], got[i].n_old);
         n_crossed += !strcmp(got[i].last, "B");
     }
     assert_true(n_crossed > 0);
@@ -517,16 +518,6 @@ static void test_live_refusals_change_nothing(void **state)
 /* ---- often
  * ------------------------------------------------------------------------------------------------- */
 
-static long resident_kib(void)
-{
-    long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%*d %ld", &pages), 1);
-    fclose(f);
-    return pages * (sysconf(_SC_PAGESIZE) / 1024);
-}
-
 static void test_live_hundred_updates_leave_memory_flat(void **state)
 {
     (void)state;
@@ -540,7 +531,7 @@ static void test_live_hundred_updates_leave_memory_flat(void **state)
         struct nyb_update_result r = update(e, i % 2 ? TALES : twin, (enum nyb_in_flight)(i % 3), NULL);
         worst_ns = r.stall_ns > worst_ns ? r.stall_ns : worst_ns;
         assert_int_equal(finish(s, NULL).finish, NYB_FINISH_LENGTH);
-        long now = resident_kib();
+        long now = test_resident_kib();
         if (i % 10 == 0 || now < least[i / 10])
             least[i / 10] = now;
     }

@@ -11,7 +11,6 @@
 #include "model/update.h"
 #include "model/weights.h"
 
-#define PROMPT 24 /* ids */
 #define TALES  NYBBLE_SOURCE_DIR "/models/tales-24m-moe-nvfp4"
 #define GOLDEN NYBBLE_SHARED_DIR "/golden/"
 
@@ -62,20 +61,6 @@ static bool is_there(const char *folder)
 
 /* ---- models -------------------------------------------------------------------------------------- */
 
-static float *answer(struct model *m)
-{
-    int32_t id[PROMPT];
-    const struct golden_ids ids = {id, PROMPT};
-    for (int i = 0; i < PROMPT; i++)
-        id[i] = (7 + 13 * i) % model_config(m)->vocab;
-    return golden_logits(m, &ids, NULL);
-}
-
-static size_t answer_bytes(const struct model *m)
-{
-    return PROMPT * (size_t)model_config(m)->vocab * sizeof(float);
-}
-
 /* Logits, every byte of the slab, all scalars and the checksum. */
 static void assert_same_model(struct model *a, struct model *b)
 {
@@ -93,8 +78,8 @@ static void assert_same_model(struct model *a, struct model *b)
             fail_msg("%s has other scales", s->name);
     }
     assert_memory_equal(&x->head.global_scale, &y->head.global_scale, sizeof(float));
-    float *p = answer(a), *q = answer(b);
-    assert_memory_equal(p, q, answer_bytes(a));
+    float *p = golden_answer(a), *q = golden_answer(b);
+    assert_memory_equal(p, q, golden_answer_bytes(a));
     free(p);
     free(q);
     struct checksum c, d;
@@ -211,10 +196,10 @@ static void test_update_permuted_experts(void **state)
     NEED(TALES);
     char *b = twin(TALES, "permuted", "--permute 9");
     struct model *m = golden_model(TALES, COMPUTE_STRICT, 2);
-    float *before = answer(m);
+    float *before = golden_answer(m);
     must_update(m, b, UPDATE_STAGING_AUTO);
-    float *after = answer(m);
-    double e = golden_error(after, before, answer_bytes(m) / sizeof(float));
+    float *after = golden_answer(m);
+    double e = golden_error(after, before, golden_answer_bytes(m) / sizeof(float));
     assert_true(e < 1e-5);
     free(before);
     free(after);
@@ -553,7 +538,7 @@ static void check_faults(const char *a, enum update_staging staging)
 {
     char *b = twin(a, "faulty", "--perturb 61");
     struct model *m = golden_model(a, COMPUTE_BF16, 2), *fresh = golden_model(a, COMPUTE_BF16, 2);
-    float *old = answer(m);
+    float *old = golden_answer(m);
     struct attempt result;
     struct fault count = {.at = -1};
     golden_must(update_with_fault(m, b, staging, &count, &result), &result.err);
@@ -566,8 +551,8 @@ static void check_faults(const char *a, enum update_staging staging)
             assert_int_equal(update_with_fault(m, b, staging, &f, &result), NYB_E_IO);
             assert_int_equal(result.state, UPDATE_OLD);
             assert_int_equal(model_weights_generation(m), generation);
-            float *now = answer(m);
-            assert_memory_equal(now, old, answer_bytes(m));
+            float *now = golden_answer(m);
+            assert_memory_equal(now, old, golden_answer_bytes(m));
             free(now);
         }
     }
@@ -711,16 +696,6 @@ static void test_update_file_that_ends_early(void **state)
 
 /* ---- the rest ------------------------------------------------------------------------------------ */
 
-static long resident_kb(void)
-{
-    long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%*d %ld", &pages), 1);
-    fclose(f);
-    return pages * (sysconf(_SC_PAGESIZE) / 1024);
-}
-
 static int open_files(void)
 {
     int n = 0;
@@ -733,7 +708,7 @@ static int open_files(void)
 static long settled_kb(void)
 {
     malloc_trim(0);
-    return resident_kb();
+    return test_resident_kib();
 }
 
 static void test_update_hundred_times(void **state)

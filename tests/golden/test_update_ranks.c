@@ -7,7 +7,6 @@
 #include "model/readback.h"
 #include "model/weights.h"
 
-#define PROMPT  24 /* ids */
 #define TALES   NYBBLE_SOURCE_DIR "/models/tales-24m-moe-nvfp4"
 #define GOLDEN  NYBBLE_SHARED_DIR "/golden/"
 #define UP      "model.layers.1.mlp.experts.2.up_proj"
@@ -37,24 +36,10 @@ static char *twin(const char *workshop, const char *name, const char *edits)
     return twin_of(TALES, workshop, name, edits);
 }
 
-static float *answer(struct model *m)
-{
-    int32_t id[PROMPT];
-    const struct golden_ids ids = {id, PROMPT};
-    for (int i = 0; i < PROMPT; i++)
-        id[i] = (7 + 13 * i) % model_config(m)->vocab;
-    return golden_logits(m, &ids, NULL);
-}
-
-static size_t answer_bytes(const struct model *m)
-{
-    return PROMPT * (size_t)model_config(m)->vocab * sizeof(float);
-}
-
 static float *fresh_answer(const char *folder, int n_rank, bool experts)
 {
     struct model *m = open_group(folder, n_rank, experts);
-    float *logits = answer(m);
+    float *logits = golden_answer(m);
     close_group(m);
     return logits;
 }
@@ -80,9 +65,9 @@ static enum nyb_code try_update(struct model *m, const struct update_options *o,
     struct update_facts facts;
     struct update *u;
     golden_must(update_prepare(&u, m, o, &facts, err), err);
-    free(answer(m));
+    free(golden_answer(m));
     enum nyb_code code = update_stage(u, err);
-    free(answer(m));
+    free(golden_answer(m));
     if (code == NYB_OK)
         code = update_commit(u, err);
     if (code == NYB_OK && roll_back)
@@ -107,8 +92,8 @@ static void check(struct model *m, const struct update_options *o, bool roll_bac
     enum nyb_code code = try_update(m, o, roll_back, &got, &err);
     if (got != state || (code == NYB_OK) != (roll_back || state == UPDATE_NEW))
         fail_msg("code %d, state %s: %s: %s", code, update_state_name(got), err.where, err.message);
-    float *logits = answer(m);
-    assert_memory_equal(logits, expected, answer_bytes(m));
+    float *logits = golden_answer(m);
+    assert_memory_equal(logits, expected, golden_answer_bytes(m));
     free(logits);
 }
 
@@ -175,20 +160,20 @@ static void test_update_called_off_on_two_ranks(void **state)
     struct nyb_err err;
     NEED(TALES);
     struct model *m = open_group(TALES, 2, false);
-    float *old = answer(m);
+    float *old = golden_answer(m);
     for (int i = 0; i < 3; i++) {
         const struct update_options o = {.folder = TALES};
         struct update_facts facts;
         struct update *u;
         golden_must(update_prepare(&u, m, &o, &facts, &err), &err);
         if (i > 0)
-            free(answer(m));
+            free(golden_answer(m));
         update_close(u);
         if (i > 1)
-            free(answer(m));
+            free(golden_answer(m));
     }
-    float *now = answer(m);
-    assert_memory_equal(now, old, answer_bytes(m));
+    float *now = golden_answer(m);
+    assert_memory_equal(now, old, golden_answer_bytes(m));
     free(old);
     free(now);
     close_group(m);
@@ -220,7 +205,7 @@ static void poll_until_ready(struct model *m, struct update *u)
         if (progress == UPDATE_READY)
             return;
         if (i < 3)
-            free(answer(m));
+            free(golden_answer(m));
         usleep(progress == UPDATE_WAIT ? 500 : 0);
     }
 }
@@ -364,6 +349,29 @@ static void test_checksums_on_any_ranks(void **state)
             }
 }
 
+/* Adding up fails, twice: whoever asked may still say that it is over, and the ranks go on. */
+static void test_ranks_that_differ(void **state)
+{
+    (void)state;
+    followers_differ = true;
+    struct model *m = open_group(TALES, 2, false);
+    followers_differ = false;
+    for (int i = 0; i < 2; i++) {
+        struct checksum sum;
+        struct nyb_err err;
+        bool done = false;
+        checksum_start(m, 1);
+        while (!done)
+            golden_must(checksum_poll(m, &done, &err), &err);
+        assert_int_equal(checksum_finish(&sum, m, &err), NYB_E_INTERNAL);
+        assert_non_null(strstr(err.message, "do not hold the same numbers"));
+        assert_non_null(strstr(err.where, "norm"));
+        checksum_drop(m);
+        free(golden_answer(m));
+    }
+    close_group(m);
+}
+
 static void assert_values(struct model *m, struct model *one, const char *name, size_t max)
 {
     struct readback a, b;
@@ -425,7 +433,7 @@ static void check_faults(const char *folder, int n_rank, bool experts, enum upda
 {
     char *workshop = folder_make(), *b = twin_of(folder, workshop, "b", "--perturb 61");
     struct model *m = open_group(folder, n_rank, experts);
-    float *old = answer(m);
+    float *old = golden_answer(m);
     struct nyb_err err;
     enum update_state state;
     const struct update_options back = {.folder = folder, .staging = staging};
@@ -442,8 +450,8 @@ static void check_faults(const char *folder, int n_rank, bool experts, enum upda
                 plan_fault(r, (enum update_point)point, at);
                 assert_int_equal(try_b(m, b, staging, &state, &err), NYB_E_IO);
                 assert_int_equal(state, UPDATE_OLD);
-                float *now = answer(m);
-                assert_memory_equal(now, old, answer_bytes(m));
+                float *now = golden_answer(m);
+                assert_memory_equal(now, old, golden_answer_bytes(m));
                 free(now);
             }
         }
@@ -486,7 +494,7 @@ static void test_a_rank_dies(void **state)
         struct nyb_err err = {0};
         enum update_state after;
         struct model *m = open_group(TALES, 2, i % 2);
-        free(answer(m));
+        free(golden_answer(m));
         atomic_store(&fault_plan->kill, true);
         plan_fault(1, row[i].point, row[i].at);
         uint64_t begin = clock_ns();
@@ -510,6 +518,7 @@ int main(void)
         cmocka_unit_test(test_upload_without_room),
         cmocka_unit_test(test_refusals_for_all_ranks),
         cmocka_unit_test(test_checksums_on_any_ranks),
+        cmocka_unit_test(test_ranks_that_differ),
         cmocka_unit_test(test_values_on_any_ranks),
         cmocka_unit_test(test_faults_on_any_rank),
         cmocka_unit_test(test_a_rank_dies),

@@ -69,7 +69,6 @@ static void test_threads_choose_uses_what_it_remembers(void **state)
     int first = threads_choose(pool, data, bytes);
     assert_in_range(first, 1, 3);
     assert_int_equal(pool_size(pool), 3);
-    assert_in_range(threads_choose(pool, data, 100), 1, 3); /* less than a piece */
 
     char line[512] = "";
     FILE *f = fopen(path, "r");
@@ -80,6 +79,7 @@ static void test_threads_choose_uses_what_it_remembers(void **state)
         threads_remember(path, strtok(strchr(line, ' ') + 1, "\n"), 2);
         assert_int_equal(threads_choose(pool, data, bytes), 2);
     }
+    assert_in_range(threads_choose(pool, data, 100), 1, 3); /* less than a piece; may be remembered as well */
     free(data);
     pool_close(pool);
     snprintf(command, sizeof(command), "rm -r %s", root);

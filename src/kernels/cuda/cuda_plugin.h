@@ -36,7 +36,7 @@ struct cuda_plugin {
     struct cuda_gpu *(*open)(int index, char *why, size_t why_bytes);
     void (*close)(struct cuda_gpu *g);
     void (*info)(const struct cuda_gpu *g, struct cuda_gpu_info *info);
-    const char *(*error)(const struct cuda_gpu *g); /* of the last call that failed */
+    const char *(*error)(const struct cuda_gpu *g); /* of the thread's last call that failed */
 
     /* ---- memory ---- */
     void *(*alloc)(struct cuda_gpu *g, size_t bytes); /* 256-byte aligned */

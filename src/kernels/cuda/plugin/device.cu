@@ -22,12 +22,14 @@ struct cuda_gpu {
     uint8_t *staging; /* rows on their way to packed form, or NULL */
     std::mutex staging_lock;
     uint32_t *sink;
-    char error[256];
 };
 
-static bool fail(struct cuda_gpu *g, const char *what, const char *why)
+/* Of the last call of this thread that failed: several copy weights at a time. */
+static thread_local char last_error[256];
+
+static bool fail(struct cuda_gpu *, const char *what, const char *why)
 {
-    snprintf(g->error, sizeof(g->error), "%s: %s", what, why);
+    snprintf(last_error, sizeof(last_error), "%s: %s", what, why);
     return false;
 }
 
@@ -91,7 +93,7 @@ static struct cuda_gpu *open_gpu(int index, char *why, size_t why_bytes)
     g->index = index;
     if (prepare(g))
         return g;
-    snprintf(why, why_bytes, "%s", g->error);
+    snprintf(why, why_bytes, "%s", last_error);
     close_gpu(g);
     return NULL;
 }
@@ -110,9 +112,9 @@ static void info(const struct cuda_gpu *g, struct cuda_gpu_info *out)
         out->free_bytes = 0;
 }
 
-static const char *error(const struct cuda_gpu *g)
+static const char *error(const struct cuda_gpu *)
 {
-    return g->error;
+    return last_error;
 }
 
 static void *alloc(struct cuda_gpu *g, size_t bytes)

@@ -21,6 +21,20 @@
     extern __shared__ __align__(128) uint8_t gpu_dynamic_area[]; \
     uint8_t *name = gpu_dynamic_area
 
+template <typename... P, typename... A>
+static inline cudaError_t gpu_launch_as(cudaLaunchAttribute attribute, void (*kernel)(P...), dim3 grid,
+                                        dim3 block, size_t shared, cudaStream_t stream, A &&...args)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...);
+}
+
 /* A kernel may be scheduled while the one before it on the stream still runs: each begins with
  * gpu_wait_before(), which returns when that one has ended and what it wrote is visible. */
 template <typename... P, typename... A>
@@ -30,14 +44,7 @@ static inline cudaError_t gpu_launch(void (*kernel)(P...), dim3 grid, dim3 block
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...);
+    return gpu_launch_as(early, kernel, grid, block, shared, stream, std::forward<A>(args)...);
 }
 
 /* All blocks at once: they may wait for each other. */
@@ -48,14 +55,7 @@ static inline cudaError_t gpu_launch_together(void (*kernel)(P...), dim3 grid, d
     cudaLaunchAttribute together = {};
     together.id = cudaLaunchAttributeCooperative;
     together.val.cooperative = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = &together;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...);
+    return gpu_launch_as(together, kernel, grid, block, shared, stream, std::forward<A>(args)...);
 }
 
 /* Before a launch with more than 48 KiB of dynamic shared memory. */

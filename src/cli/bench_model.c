@@ -44,7 +44,7 @@ static const char help[] =
     "  --json           one JSON object on standard output\n"
     "  --compute MODE   bf16 (default), strict, int8 or w4a4: docs/NUMERICS.md\n"
     "  --load-format F  auto (default), or dummy: random weights from config.json alone\n"
-    "  --max-model-len N  longest context (default: the model's)\n"
+    "  --max-model-len N  longest context (default: the model's)\n" COMMON_HELP_RANKS
     "  --device D       cpu (default), cuda, or auto: docs/BACKENDS.md; with --profile every kernel is "
     "timed\n"
     "  --moe-backend B, --gemm-backend B  a GPU's kernels: auto, sm90-w4a16, cublaslt-nvfp4, reference\n"

@@ -55,19 +55,22 @@ enum {
         "help", no_argument, NULL, 'h'                                                                       \
     }
 
-#define COMMON_HELP                                                                                         \
-    "  --compute MODE   bf16 (default), strict, int8 or w4a4: docs/NUMERICS.md\n"                           \
-    "  --threads N      default: as measured, at most one a core\n"                                         \
-    "  --load-format F  auto (default), or dummy: random weights from config.json alone\n"                  \
-    "  --max-model-len N  longest context (default: the model's)\n"                                         \
+/* Of options for several ranks. */
+#define COMMON_HELP_RANKS                                                                                   \
     "  --tensor-parallel-size N  processes that share the model out (default: 1, or what mpirun started)\n" \
     "  --enable-expert-parallel  share out experts and sequences, not features\n"                           \
     "  --num-redundant-experts N  slots of each layer for second copies of experts (default: 0)\n"          \
     "  --dispatch-dtype T  rows on their way to experts: f32 (default), bf16, fp8 or nvfp4\n"               \
-    "  --two-batch-overlap M  off (default), auto or always: docs/OVERLAP.md\n"                             \
-    "  --device D       cpu (default), cuda, or auto: docs/BACKENDS.md\n"                                   \
-    "  --moe-backend B, --gemm-backend B  a GPU's kernels: auto, sm90-w4a16, cublaslt-nvfp4, reference\n"   \
-    "  --verbose        say more\n"                                                                         \
+    "  --two-batch-overlap M  off (default), auto or always: docs/OVERLAP.md\n"
+
+#define COMMON_HELP                                                                                       \
+    "  --compute MODE   bf16 (default), strict, int8 or w4a4: docs/NUMERICS.md\n"                         \
+    "  --threads N      default: as measured, at most one a core\n"                                       \
+    "  --load-format F  auto (default), or dummy: random weights from config.json alone\n"                \
+    "  --max-model-len N  longest context (default: the model's)\n" COMMON_HELP_RANKS                     \
+    "  --device D       cpu (default), cuda, or auto: docs/BACKENDS.md\n"                                 \
+    "  --moe-backend B, --gemm-backend B  a GPU's kernels: auto, sm90-w4a16, cublaslt-nvfp4, reference\n" \
+    "  --verbose        say more\n"                                                                       \
     "  --help           this text\n"
 
 void common_init(struct common_options *o);

@@ -2,7 +2,7 @@
  *
  * Everything is built on one primitive, the exchange: each rank hands a block of bytes to every other and
  * gets one from each. It is split in a start, which never waits, and a wait, so that arithmetic fits in
- * between. A backend (self, shm, mpi: comm.def) implements exchanges; the collectives below are the same code
+ * between. A backend (self.c, shm.c, mpi.c) implements exchanges; the collectives below are the same code
  * for all.
  *
  * A communicator has CHANNELS that are independent of one another: two micro-batches in flight use one each.

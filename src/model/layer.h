@@ -76,7 +76,7 @@ struct micro_batch {
 enum stage_lane { LANE_COMPUTE, LANE_COMM };
 struct stage {
     const char *name;
-    enum stage_lane lane; /* LANE_COMM: done would wait for other ranks unless comm_exchange_ready */
+    enum stage_lane lane;                /* LANE_COMM: done waits for other ranks */
     void (*start)(struct micro_batch *); /* NULL ends an array                     */
     void (*done)(struct micro_batch *);  /* waits for what start began; NULL: nothing to wait for */
     bool rowless; /* also where this rank has no rows in the micro-batch; so is all that exchanges something

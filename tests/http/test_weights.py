@@ -329,7 +329,7 @@ class InFlight(WithRoot):
         expected = fresh(B)
         for mode in ("retract", "continue"):
             self.end()
-            streams = Streams(self.server, 32)
+            streams = Streams(self.server, 32, max_tokens=min(300, LONG["max_tokens"]))
             reply = update(self.server, B, weight_version="b", in_flight=mode)
             self.assertGreater(reply["num_paused_requests"], 0)
             self.assertLess(reply["seconds"]["stall"], STALL_S * SLOW)

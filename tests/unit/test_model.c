@@ -582,10 +582,10 @@ static void test_model_long_prompt_in_any_pieces(void **state)
     struct nyb_err err;
     folder_write_text(
         folder, "config.json",
-        "{\"model_type\":\"glm4_moe\",\"vocab_size\":50,\"hidden_size\":512,\"num_hidden_layers\":2,"
+        "{\"model_type\":\"glm4_moe\",\"vocab_size\":50,\"hidden_size\":32,\"num_hidden_layers\":2,"
         "\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":32,\"intermediate_size\":64,"
         "\"max_position_embeddings\":2048,\"n_routed_experts\":9,\"num_experts_per_tok\":8,"
-        "\"moe_intermediate_size\":512,\"n_shared_experts\":1," QUANT "}");
+        "\"moe_intermediate_size\":2048,\"n_shared_experts\":1," QUANT "}");
     struct model *m = open_model(folder, COMPUTE_BF16, LOAD_DUMMY);
     float whole[50], parts[50];
     must(model_kv_reserve(m, LONG / KV_BLOCK + 1, &err), &err);

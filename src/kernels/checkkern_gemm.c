@@ -57,14 +57,6 @@ float *checkkern_make_rows(struct arena *arena, uint64_t *seed, int m, int k)
     return x;
 }
 
-/* What one of an int8 operand's integers stands for, in the group of element i. */
-static double int8_step(const struct operand *op, int row, int i)
-{
-    size_t group = ((size_t)row * (size_t)op->k_pad + (size_t)i) / FP4_GROUP;
-    float scale = op->i8_scale[row * operand_i8_scales(op->k_pad) + i / 64];
-    return ldexp((double)scale, op->i8_group[group].shift);
-}
-
 /* The values that x stands for in this mode with this weight: (k). */
 static void true_operand(const struct operand *op, int row, enum compute mode, const struct weight *w,
                          const float *x, double *dst)
@@ -76,7 +68,10 @@ static void true_operand(const struct operand *op, int row, enum compute mode, c
         double v = (double)x[i];
         if (mode == COMPUTE_INT8 && w->type == WEIGHT_NVFP4) {
             k = (i & ~7) + order[i & 7]; /* of the element in place i */
-            v = op->i8[at + (size_t)i] * int8_step(op, row, i);
+            v = op->i8[at + (size_t)i] * checkkern_int8_step(op, row, i);
+        } else if (mode == COMPUTE_BF16 && w->type == WEIGHT_NVFP4 && op->i16) {
+            size_t group = (at + (size_t)i) / FP4_GROUP;
+            v = op->i16[at + (size_t)i] * (double)op->i16_group[group].unit;
         } else if (mode == COMPUTE_INT8 || mode == COMPUTE_BF16) {
             v = (double)bf16_to_float(bf16_from_float(x[i]));
         }
@@ -429,40 +424,6 @@ bool checkkern_weight(const struct checkkern_env *env, struct checkkern_report *
                            !memcmp(back, rows + (size_t)i * row_bytes, row_bytes) &&
                                !memcmp(back_scale, scales + (size_t)i * n_scale, n_scale),
                            "%s n=%d k=%d: row %d reads back differently", weight_type_name(type), n, k, i);
-        }
-        arena_reset(env->arena);
-    }
-    return !r->failed;
-}
-
-/* Operand forms: exact rounding, zero padding, and int8 within half a step. */
-bool checkkern_prepare(const struct checkkern_env *env, struct checkkern_report *r)
-{
-    static const uint8_t order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-    uint64_t seed = env->seed + 3;
-    for (int round = 0; round < env->rounds && !r->failed; round++) {
-        int m = checkkern_int(&seed, 1, 9), k = checkkern_int(&seed, 1, 150);
-        float *x = checkkern_make_rows(env->arena, &seed, m, k);
-        for (int i = 0; i < k && i < 16; i++)
-            x[i] = 0.0f; /* a group without any scale */
-        struct operand op;
-        gemm_prepare_with(gemm_table_for(env->level), env->pool, env->arena, COMPUTE_INT8, x, m, k, &op);
-        checkkern_case(r, op.k_pad >= k && op.k_pad % 64 == 32, "k=%d: k_pad is %d", k, op.k_pad);
-        for (int at = 0; at < m * op.k_pad; at++) {
-            int col = at % op.k_pad, q_col = (col & ~7) + order[col & 7], row = at / op.k_pad;
-            float v = col < k ? x[row * k + col] : 0.0f, q_v = q_col < k ? x[row * k + q_col] : 0.0f;
-            checkkern_case(r, op.bf16[at] == bf16_from_float(v), "k=%d: bf16[%d,%d]", k, row, col);
-            checkkern_case(r, op.f32[at] == bf16_to_float(op.bf16[at]), "k=%d: f32[%d,%d]", k, row, col);
-            double step = int8_step(&op, row, at % op.k_pad), q = op.i8[at] * step;
-            checkkern_case(r, checkkern_near(r, q, (double)q_v, 0.5001 * step + 1e-30),
-                           "k=%d: i8[%d,%d] = %g for %g", k, row, col, q, (double)q_v);
-            if (col % FP4_GROUP == 0) {
-                int sum = 0;
-                for (int i = 0; i < FP4_GROUP; i++)
-                    sum += op.i8[at + i];
-                checkkern_case(r, op.i8_group[at / FP4_GROUP].bias == -12 * sum, "k=%d: bias of group %d", k,
-                               at / 16);
-            }
         }
         arena_reset(env->arena);
     }

@@ -7,5 +7,7 @@
 void checkkern_make_weight(struct arena *arena, uint64_t *seed, enum weight_type type, int n, int k,
                            struct weight *w);
 float *checkkern_make_rows(struct arena *arena, uint64_t *seed, int m, int k); /* (m, k) */
+/* What one of an int8 operand's integers stands for, in the group of element i. */
+double checkkern_int8_step(const struct operand *op, int row, int i);
 
 #endif

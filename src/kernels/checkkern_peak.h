@@ -9,6 +9,8 @@
 typedef double checkkern_peak_fn(long rounds, float *sink);
 
 checkkern_peak_fn checkkern_peak_f32_scalar, checkkern_peak_f32_avx2;
+/* Products of integers with the additions that they need; 16 bits stand for bf16 (struct operand). */
+checkkern_peak_fn checkkern_peak_i16_avx2, checkkern_peak_i8_avx2;
 checkkern_peak_fn checkkern_peak_f32_avx512, checkkern_peak_bf16_avx512, checkkern_peak_i8_avx512;
 checkkern_peak_fn checkkern_peak_bf16_amx;
 

@@ -25,6 +25,33 @@ double checkkern_peak_f32_avx2(long rounds, float *sink)
     return (double)rounds * CHAINS * 16;
 }
 
+#define INTEGER_CHAINS 8 /* additions take one clock; the products need registers, too */
+
+/* One factor is new to the compiler each time, or the product would be taken out of the loop; sums stay where
+ * they are, or gcc moves them about. */
+#define INTEGER_PEAK(name, multiply, add, operations)                          \
+    double name(long rounds, float *sink)                                      \
+    {                                                                          \
+        __m256i sum[INTEGER_CHAINS], x = _mm256_set1_epi32((int)*sink), y = x; \
+        UNROLL                                                                 \
+        for (int i = 0; i < INTEGER_CHAINS; i++)                               \
+            sum[i] = _mm256_set1_epi32(i);                                     \
+        for (long r = 0; r < rounds; r++) {                                    \
+            UNROLL                                                             \
+            for (int i = 0; i < INTEGER_CHAINS; i++) {                         \
+                sum[i] = add(sum[i], multiply(x, y));                          \
+                __asm__ volatile("" : "+x"(x), "+x"(sum[i]));                  \
+            }                                                                  \
+        }                                                                      \
+        UNROLL                                                                 \
+        for (int i = 1; i < INTEGER_CHAINS; i++)                               \
+            sum[0] = _mm256_xor_si256(sum[0], sum[i]);                         \
+        *sink = (float)_mm256_extract_epi32(sum[0], 0);                        \
+        return (double)rounds * INTEGER_CHAINS * (operations);                 \
+    }
+INTEGER_PEAK(checkkern_peak_i16_avx2, _mm256_madd_epi16, _mm256_add_epi32, 32)
+INTEGER_PEAK(checkkern_peak_i8_avx2, _mm256_maddubs_epi16, _mm256_add_epi16, 64)
+
 uint64_t checkkern_read_avx2(const uint64_t *data, size_t n)
 {
     __m256i sum[8];

@@ -119,6 +119,8 @@ void checkkern_measure(const struct checkkern_env *env, struct checkkern_roof *r
         roof->f32_gflops = peak_gflops(env->pool, checkkern_peak_f32_scalar);
     } else if (env->level < CPU_AVX512) {
         roof->f32_gflops = peak_gflops(env->pool, checkkern_peak_f32_avx2);
+        roof->bf16_gflops = peak_gflops(env->pool, checkkern_peak_i16_avx2);
+        roof->i8_gops = peak_gflops(env->pool, checkkern_peak_i8_avx2);
     } else {
         roof->f32_gflops = peak_gflops(env->pool, checkkern_peak_f32_avx512);
         roof->bf16_gflops = peak_gflops(env->pool, checkkern_peak_bf16_avx512);

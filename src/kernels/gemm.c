@@ -49,6 +49,11 @@ static void prepare_rows(void *arg, int begin, int end, int worker)
                 (float *)(uintptr_t)op->i8_scale + (size_t)i * (size_t)operand_i8_scales(op->k_pad);
             row.i8_group = (struct i8_group *)(uintptr_t)op->i8_group + at / FP4_GROUP;
         }
+        if (op->i16) {
+            row.i16 = (int16_t *)(uintptr_t)op->i16 + at;
+            row.i16_bytes = (int8_t *)(uintptr_t)op->i16_bytes + 2 * at;
+            row.i16_group = (struct i16_group *)(uintptr_t)op->i16_group + at / FP4_GROUP;
+        }
         p->fn(&row);
     }
 }
@@ -65,6 +70,11 @@ void gemm_prepare_with(const struct gemm_table *table, struct pool *pool, struct
         out->i8 = arena_alloc(arena, n, 1);
         out->i8_scale = arena_alloc(arena, (size_t)m * (size_t)operand_i8_scales(k_pad), sizeof(float));
         out->i8_group = arena_alloc(arena, n / FP4_GROUP, sizeof(struct i8_group));
+    }
+    if (gemm_form_for(table, WEIGHT_NVFP4, mode) == GEMM_I16) {
+        out->i16 = arena_alloc(arena, n, sizeof(int16_t));
+        out->i16_bytes = arena_alloc(arena, n, 2);
+        out->i16_group = arena_alloc(arena, n / FP4_GROUP, sizeof(struct i16_group));
     }
     struct prepare p = {table->row, x, out};
     int grain = 16384 / k_pad; /* rows that make a ticket worth drawing */
@@ -151,6 +161,10 @@ static void set_row(struct gemm_tile *t, int slot, enum gemm_form form, const st
         t->x[slot] = x->i8 + at;
         t->x_scale[slot] = x->i8_scale + at / (size_t)x->k_pad * (size_t)operand_i8_scales(x->k_pad);
         t->x_group[slot] = x->i8_group + at / FP4_GROUP;
+        return;
+    case GEMM_I16:
+        t->x[slot] = x->i16_bytes + 2 * at;
+        t->x_unit[slot] = x->i16_group + at / FP4_GROUP;
         return;
     default:
         t->x[slot] = x->f32 + at;
@@ -271,15 +285,32 @@ static void set_block_rows(struct gemm_block *b, const struct gemm_blocks *block
         gemm_copy_row(block, j, first + i, copies + (size_t)i * b->x_stride);
 }
 
-/* The same rows of floats, wherever they lie. */
-static void point_block_rows(const struct gemm_block *b, const struct gemm_job *j, int first,
-                             const float **row)
+/* The same rows of floats or integers, wherever they lie. */
+struct block_rows {
+    const void *row[GEMM_BLOCK_ROW], *group[GEMM_BLOCK_ROW];
+    const float *scale[GEMM_BLOCK_ROW];
+};
+
+static void point_block_rows(struct gemm_block *b, const struct gemm_job *j, enum gemm_form form, int first,
+                             struct block_rows *r)
 {
     for (int i = 0; i < b->n_row; i++) {
         size_t at;
         const struct operand *x = job_row(j, first + i, &at);
-        row[i] = x->f32 + at;
+        if (form == GEMM_I8) {
+            r->row[i] = x->i8 + at;
+            r->group[i] = x->i8_group + at / FP4_GROUP;
+            r->scale[i] = x->i8_scale + at / (size_t)x->k_pad * (size_t)operand_i8_scales(x->k_pad);
+        } else if (form == GEMM_I16) {
+            r->row[i] = x->i16 + at;
+            r->group[i] = x->i16_group + at / FP4_GROUP;
+        } else {
+            r->row[i] = x->f32 + at;
+        }
     }
+    b->row = r->row;
+    b->group = r->group;
+    b->scale = r->scale;
 }
 
 /* Gate with up, or neighbours, against up to GEMM_BLOCK_ROW rows at a time. */
@@ -290,8 +321,8 @@ static void run_blocks(const struct run *r, const struct item *it, const struct 
     size_t bytes = weight_panel_bytes(j->w);
     _Alignas(64) float sum[2 * BLOCK_SUMS];
     struct pass pass = {.table = r->table, .job = j, .item = it, .unit = block->unit};
-    const float *row[GEMM_BLOCK_ROW];
-    struct gemm_block b = {.k = j->w->k, .decode = scratch, .sum = sum, .row = row};
+    struct block_rows rows;
+    struct gemm_block b = {.k = j->w->k, .decode = scratch, .sum = sum};
     b.next = j->up ? bytes : 2 * bytes;
     enum gemm_form form = gemm_form_for(r->table, j->w->type, r->mode);
     uint16_t *copies = (uint16_t *)(void *)(scratch + gemm_block_decode_bytes(form));
@@ -302,7 +333,7 @@ static void run_blocks(const struct run *r, const struct item *it, const struct 
         if (form == GEMM_BF16)
             set_block_rows(&b, block, j, r->ready[it->job], pass.first_row, copies);
         else
-            point_block_rows(&b, j, pass.first_row, row);
+            point_block_rows(&b, j, form, pass.first_row, &rows);
         for (int p = it->panel, done; p < end; p += done) {
             b.panel[0] = j->w->data + (size_t)p * bytes;
             b.n_panel = j->up || p + 1 < end ? 2 : 1;

@@ -16,7 +16,7 @@
 /* How operands are rounded before they are multiplied; sums are fp32 (int32 within a group of 16 for int8).
  */
 enum compute {
-    COMPUTE_BF16,   /* activations to bf16: the default                                        */
+    COMPUTE_BF16,   /* activations to bf16, or to 16 bits that err less: the default           */
     COMPUTE_STRICT, /* fp32 throughout: the truth for tests                                    */
     COMPUTE_INT8,   /* activations to int8, a power of two for each 16: faster, under 1 % error */
     COMPUTE_W4A4,   /* strict, but the input of every NVFP4 matrix goes through fp4_round_trip_row */
@@ -28,6 +28,12 @@ const char *compute_name(enum compute c);
 struct i8_group {
     int32_t bias;  /* -12 * their sum, as unsigned weights need it */
     int32_t shift; /* 0 .. 8                                       */
+};
+
+/* 16 elements of an operand of 16-bit integers. */
+struct i16_group {
+    float unit;   /* x = integer * unit, a power of two; NaN where an element is infinite or no number */
+    int32_t bias; /* -12 * the sum of the integers                                                     */
 };
 
 /* Activations, prepared once and used by several jobs. Made by gemm_prepare. Rows are k_pad elements apart
@@ -42,7 +48,16 @@ struct operand {
      */
     const float *i8_scale;           /* (m, operand_i8_scales(k_pad)) */
     const struct i8_group *i8_group; /* (m, k_pad / 16)               */
+    /* bf16 mode where the processor multiplies 16-bit integers faster than floats, for NVFP4 in place of
+     * bf16: each 16 with a power of two of their own as unit, so that none is off by more than 1/32000 of the
+     * largest of them (bf16: 1/512 of itself). Groups whose largest is below I16_LEAST are zero. */
+    const int16_t *i16; /* (m, k_pad)                                                                    */
+    const int8_t
+        *i16_bytes; /* (m, k_pad / 16, 2, 16): the same as 256 * first + second, in the order of i8 */
+    const struct i16_group *i16_group; /* (m, k_pad / 16)                                              */
 };
+
+#define I16_LEAST 0x1p-80f
 
 static inline int operand_i8_scales(int k_pad)
 {

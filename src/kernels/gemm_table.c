@@ -63,5 +63,7 @@ enum gemm_form gemm_form_for(const struct gemm_table *t, enum weight_type type, 
         return GEMM_I8;
     if ((mode == COMPUTE_INT8 || mode == COMPUTE_BF16) && t->tile[type][GEMM_BF16])
         return GEMM_BF16;
+    if (mode == COMPUTE_BF16 && t->tile[type][GEMM_I16])
+        return GEMM_I16;
     return GEMM_F32;
 }

@@ -4,7 +4,8 @@
  * is one chain of operations over K whose order depends on the weight type and operand form alone: this is
  * where the contract of gemm.h (the same bits for any m) is kept. Within NVFP4 that order is, for each group
  * of 16: a dot product of codes and x from zero, then sum = fma(block scale, dot, sum); in int8, such sums of
- * 64 elements from zero, each dot shifted left first, and then sum = fma(x's scale, sum of 64, sum). */
+ * 64 elements from zero, each dot shifted left first, and then sum = fma(x's scale, sum of 64, sum). With x
+ * of 16-bit integers a dot is exact, and sum = fma(block scale * x's unit, dot, sum). */
 #ifndef NYB_KERNELS_GEMM_TILE_H
 #define NYB_KERNELS_GEMM_TILE_H
 
@@ -13,7 +14,7 @@
 
 #define GEMM_TILE_ROW 12 /* at most, of x */
 
-enum gemm_form { GEMM_F32, GEMM_BF16, GEMM_I8, GEMM_FORM_COUNT }; /* of x */
+enum gemm_form { GEMM_F32, GEMM_BF16, GEMM_I8, GEMM_I16, GEMM_FORM_COUNT }; /* of x */
 
 struct gemm_tile {
     const uint8_t *panel[2]; /* second: gate's partner, or the next panel         */
@@ -21,9 +22,10 @@ struct gemm_tile {
     bool near;               /* the panels lie in the last cache, not in memory   */
     int k;
     int n_row;                                     /* 1 .. max_row of the table                         */
-    const void *x[GEMM_TILE_ROW];                  /* rows in the form of the kernel      */
+    const void *x[GEMM_TILE_ROW];                  /* rows in the form of the kernel; I16: their bytes */
     const float *x_scale[GEMM_TILE_ROW];           /* I8 only: one for each 64 of k       */
     const struct i8_group *x_group[GEMM_TILE_ROW]; /* I8 only: (k / 16)          */
+    const struct i16_group *x_unit[GEMM_TILE_ROW]; /* I16 only: (k / 16)         */
     float *sum; /* (n_panel, GEMM_TILE_ROW, WEIGHT_PANEL), 64-byte aligned */
 };
 typedef void gemm_tile_fn(const struct gemm_tile *t);
@@ -40,10 +42,12 @@ struct gemm_block {
     int n_panel, k;
     const uint16_t *x; /* BF16: (n_row, x_stride), zero from k on up to a multiple of 32      */
     size_t x_stride;
-    const float *const *row; /* F32: (n_row) rows                                             */
-    int n_row;               /* 1 .. GEMM_BLOCK_ROW                                           */
-    uint8_t *decode;         /* of the caller's: gemm_block_decode_bytes, 64-byte aligned             */
-    float *sum;              /* (n_panel, GEMM_BLOCK_ROW, WEIGHT_PANEL), 64-byte aligned              */
+    const void *const *row;    /* others: (n_row) rows                                      */
+    const void *const *group;  /* I8: (n_row) rows of struct i8_group, I16: of i16_group    */
+    const float *const *scale; /* I8: (n_row) rows of one for each 64 of k                  */
+    int n_row;                 /* 1 .. GEMM_BLOCK_ROW                                           */
+    uint8_t *decode;           /* of the caller's: gemm_block_decode_bytes, 64-byte aligned             */
+    float *sum;                /* (n_panel, GEMM_BLOCK_ROW, WEIGHT_PANEL), 64-byte aligned              */
 };
 typedef void gemm_block_fn(const struct gemm_block *b);
 
@@ -58,12 +62,12 @@ struct gemm_blocks {
     float unit;         /* of its sums, a power of two                                */
 };
 
-/* Of BF16: two blocks of 64 k of both panels, expanded. Of F32: a stretch of K, and unfinished sums. */
+/* Of BF16: two blocks of 64 k of both panels, expanded. Of others: a stretch of K, and unfinished sums. */
 #define GEMM_BLOCK_BF16_BYTES (8 * 1024)
-#define GEMM_BLOCK_F32_BYTES  (50 * 1024)
+#define GEMM_BLOCK_WIDE_BYTES (50 * 1024)
 static inline size_t gemm_block_decode_bytes(enum gemm_form form)
 {
-    return form == GEMM_F32 ? GEMM_BLOCK_F32_BYTES : GEMM_BLOCK_BF16_BYTES;
+    return form == GEMM_BF16 ? GEMM_BLOCK_BF16_BYTES : GEMM_BLOCK_WIDE_BYTES;
 }
 
 /* From raw sums to y: one panel of a tile or block. */
@@ -86,6 +90,9 @@ struct gemm_row {
     int8_t *i8;
     float *i8_scale; /* both as in struct operand */
     struct i8_group *i8_group;
+    int16_t *i16;
+    int8_t *i16_bytes;
+    struct i16_group *i16_group;
 };
 typedef void gemm_row_fn(const struct gemm_row *r);
 
@@ -102,7 +109,7 @@ struct gemm_table {
     /* NULL: this level has no such form; a mode then takes the next one of gemm_form_for. */
     gemm_tile_fn *tile[WEIGHT_TYPE_COUNT][GEMM_FORM_COUNT];
     int max_row[WEIGHT_TYPE_COUNT][GEMM_FORM_COUNT][3];           /* [..][n_panel] rows a tile     */
-    struct gemm_blocks block[WEIGHT_TYPE_COUNT][GEMM_FORM_COUNT]; /* of F32 and BF16 */
+    struct gemm_blocks block[WEIGHT_TYPE_COUNT][GEMM_FORM_COUNT]; /* of x in any form */
     gemm_finish_fn *finish;
     gemm_row_fn *row;
 };

@@ -30,7 +30,7 @@ struct scratch {
     struct expanded group[STRETCH];
     float sum[GEMM_BLOCK_ROW][VECTORS][8]; /* pairs of lanes not joined yet */
 };
-static_assert(sizeof(struct scratch) <= GEMM_BLOCK_F32_BYTES, "scratch of the caller");
+static_assert(sizeof(struct scratch) <= GEMM_BLOCK_WIDE_BYTES, "scratch of the caller");
 
 static void expand(const uint8_t *codes, const uint8_t *scale, struct expanded *to)
 {
@@ -122,8 +122,8 @@ static void all_rows(const struct gemm_block *b, struct scratch *s, int n_group,
         n = b->n_row - first < TILE_ROWS ? b->n_row - first : TILE_ROWS;
         for (int i = 0; i < n; i++) {
             int after = first + n + i < b->n_row ? first + n + i : i;
-            x[i] = b->row[first + i] + k;
-            next[i] = b->row[after] + k;
+            x[i] = (const float *)b->row[first + i] + k;
+            next[i] = (const float *)b->row[after] + k;
         }
         if (n == 3)
             tile(3, s->group, n_group, x, next, s->sum + first);

@@ -120,6 +120,46 @@ static void quantize_block(const struct gemm_row *r, int k)
     }
 }
 
+/* Group g of the row to 16-bit integers, as struct operand says. The exponent is that of the largest value
+ * and a little more: integers stay within 127 * 256, so that the upper byte does within 127. */
+static void to_i16(const struct gemm_row *r, int g, __m256 a, __m256 b)
+{
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i most2 = _mm256_max_epu32(_mm256_and_si256(_mm256_castps_si256(a), magnitude),
+                                     _mm256_and_si256(_mm256_castps_si256(b), magnitude));
+    __m128i most = _mm_max_epu32(_mm256_castsi256_si128(most2), _mm256_extracti128_si256(most2, 1));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, _MM_SHUFFLE(1, 0, 3, 2)));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, _MM_SHUFFLE(2, 3, 0, 1)));
+    uint32_t bits = (uint32_t)_mm_cvtsi128_si32(most), least, exponent = (bits + 0x20000) >> 23;
+    memcpy(&least, &(float){I16_LEAST}, sizeof(least));
+    bool finite = bits < 0x7f800000, some = finite && bits >= least;
+    /* 2^14 / 2^e, and the inverse of that */
+    uint32_t scale_bits = some ? (268 - exponent) << 23 : 0;
+    uint32_t unit_bits = some ? (exponent - 14) << 23 : finite ? 0 : 0x7fc00000;
+    __m256 scale = _mm256_castsi256_ps(_mm256_set1_epi32((int)scale_bits));
+    memcpy(&r->i16_group[g].unit, &unit_bits, sizeof(unit_bits));
+    __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(a, scale)),
+            high = _mm256_cvtps_epi32(_mm256_mul_ps(b, scale));
+    __m256i q = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+    if (!some)
+        q = _mm256_setzero_si256();
+    _mm256_storeu_si256((__m256i *)(void *)(r->i16 + g * FP4_GROUP), q);
+
+    __m256i sum2 = _mm256_madd_epi16(q, _mm256_set1_epi16(-12));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sum2), _mm256_extracti128_si256(sum2, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, _MM_SHUFFLE(1, 0, 3, 2)));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, _MM_SHUFFLE(2, 3, 0, 1)));
+    r->i16_group[g].bias = _mm_cvtsi128_si32(sum);
+
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
+    __m256i upper = _mm256_srai_epi16(_mm256_add_epi16(q, _mm256_set1_epi16(128)), 8);
+    __m256i lower = _mm256_sub_epi16(q, _mm256_slli_epi16(upper, 8));
+    __m256i bytes = _mm256_shuffle_epi8(_mm256_packs_epi16(upper, lower), order);
+    _mm256_storeu_si256((__m256i *)(void *)(r->i16_bytes + 2 * g * FP4_GROUP),
+                        _mm256_permute4x64_epi64(bytes, 0xd8));
+}
+
 void gemm_avx2_row(const struct gemm_row *r)
 {
     for (int k = 0; k < r->k_pad; k += FP4_GROUP) {
@@ -132,6 +172,8 @@ void gemm_avx2_row(const struct gemm_row *r)
             __m256i b0 = round_bf16(v[0]), b1 = round_bf16(v[1]);
             __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(b0, 16), _mm256_srli_epi32(b1, 16));
             _mm256_storeu_si256((__m256i *)(r->bf16 + k), _mm256_permute4x64_epi64(packed, 0xd8));
+            if (r->i16)
+                to_i16(r, k / FP4_GROUP, v[0], v[1]);
             v[0] = _mm256_castsi256_ps(b0);
             v[1] = _mm256_castsi256_ps(b1);
         }

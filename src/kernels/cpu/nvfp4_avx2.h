@@ -19,6 +19,14 @@ INLINE __m256i nvfp4_high_bytes(void)
     return _mm256_broadcastsi128_si256(table);
 }
 
+/* Codes as unsigned 12 + 2 * e2m1, at most 24: sums of eight products with bytes stay below 8 * 24 * 128 =
+ * 24576, so that 16-bit additions are exact. The operand's bias takes the 12 away again. */
+INLINE __m256i nvfp4_biased_codes(void)
+{
+    return _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+}
+
 INLINE __m256i nvfp4_low_nibbles(__m256i c)
 {
     return _mm256_and_si256(c, _mm256_set1_epi8(15));

@@ -10,6 +10,10 @@
 
 #define MAX_SUM 8 /* halves * rows * sums of a half, at most */
 
+/* Sums stay in registers, and loads where they are: gcc otherwise moves them about and runs out of registers.
+ */
+#define KEEP_HERE(a, b) __asm__ volatile("" : "+x"(a), "+x"(b) : : "memory")
+
 /* Two elements of x to all lane pairs. */
 INLINE __m256 broadcast_pair(const float *x)
 {

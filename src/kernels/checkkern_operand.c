@@ -1,0 +1,97 @@
+/* Checks of prepared activations: rounding, padding, integers and what belongs to them. */
+#include <math.h>
+
+#include "fp4/fp4.h"
+#include "kernels/checkkern.h"
+#include "kernels/checkkern_gemm.h"
+#include "kernels/gemm_tile.h"
+
+double checkkern_int8_step(const struct operand *op, int row, int i)
+{
+    size_t group = ((size_t)row * (size_t)op->k_pad + (size_t)i) / FP4_GROUP;
+    float scale = op->i8_scale[row * operand_i8_scales(op->k_pad) + i / 64];
+    return ldexp((double)scale, op->i8_group[group].shift);
+}
+
+/* 16-bit integers of a group within their step of x, their bytes and bias. */
+static void check_i16_group(const struct operand *op, const float *x, size_t at, struct checkkern_report *r)
+{
+    static const uint8_t order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+    const int16_t *q = op->i16 + at;
+    const int8_t *bytes = op->i16_bytes + 2 * at;
+    const struct i16_group *g = &op->i16_group[at / FP4_GROUP];
+    double most = 0.0;
+    int sum = 0;
+    for (int i = 0; i < FP4_GROUP; i++)
+        most = fmax(most, fabs((double)x[i]));
+    for (int i = 0; i < FP4_GROUP; i++) {
+        int place = (i & ~7) + order[i & 7];
+        double v = q[i] * (double)g->unit, allowed = most < (double)I16_LEAST ? most : most / 32000.0;
+        sum += q[i];
+        checkkern_case(r, checkkern_near(r, v, (double)x[i], allowed + 1e-300),
+                       "i16 of %g is %g, with %g beside it", (double)x[i], v, most);
+        checkkern_case(r, 256 * bytes[i] + bytes[FP4_GROUP + i] == q[place], "bytes of i16 %d", q[place]);
+    }
+    checkkern_case(r, g->bias == -12 * sum, "bias of 16-bit integers that sum up to %d", sum);
+}
+
+/* Groups of all sizes, some with one large element, some whose largest would round up to a byte more; and
+ * what is no number stays none. */
+static void check_i16(const struct checkkern_env *env, uint64_t *seed, struct checkkern_report *r)
+{
+    enum { K = 16 * FP4_GROUP };
+    float *x = checkkern_make_rows(env->arena, seed, 1, K);
+    struct operand op;
+    for (int g = 0; g < K / FP4_GROUP; g++) {
+        float *group = x + g * FP4_GROUP;
+        for (int i = 0; i < FP4_GROUP; i++)
+            group[i] = ldexpf(group[i], checkkern_int(seed, -20, 3) + 12 * (g - 6));
+        if (g % 4 == 1)
+            group[g] = ldexpf(g % 8 == 1 ? 255.99f : -254.01f, 12 * (g - 6));
+    }
+    x[checkkern_int(seed, 0, FP4_GROUP - 1)] = 0.0f;
+    gemm_prepare_with(gemm_table_for(env->level), env->pool, env->arena, COMPUTE_BF16, x, 1, K, &op);
+    for (size_t at = 0; op.i16 && at < K; at += FP4_GROUP)
+        check_i16_group(&op, x + at, at, r);
+    x[3] = (float)NAN;
+    x[FP4_GROUP + 5] = -INFINITY;
+    gemm_prepare_with(gemm_table_for(env->level), env->pool, env->arena, COMPUTE_BF16, x, 1, K, &op);
+    for (int g = 0; op.i16 && g < 4; g++)
+        checkkern_case(r, (op.i16_group[g].unit != op.i16_group[g].unit) == (g < 2), "group %d: unit %g", g,
+                       (double)op.i16_group[g].unit);
+}
+
+/* Operand forms: exact rounding, zero padding, and integers within half a step. */
+bool checkkern_prepare(const struct checkkern_env *env, struct checkkern_report *r)
+{
+    static const uint8_t order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+    uint64_t seed = env->seed + 3;
+    for (int round = 0; round < env->rounds && !r->failed; round++) {
+        int m = checkkern_int(&seed, 1, 9), k = checkkern_int(&seed, 1, 150);
+        float *x = checkkern_make_rows(env->arena, &seed, m, k);
+        for (int i = 0; i < k && i < 16; i++)
+            x[i] = 0.0f; /* a group without any scale */
+        struct operand op;
+        gemm_prepare_with(gemm_table_for(env->level), env->pool, env->arena, COMPUTE_INT8, x, m, k, &op);
+        checkkern_case(r, op.k_pad >= k && op.k_pad % 64 == 32, "k=%d: k_pad is %d", k, op.k_pad);
+        for (int at = 0; at < m * op.k_pad; at++) {
+            int col = at % op.k_pad, q_col = (col & ~7) + order[col & 7], row = at / op.k_pad;
+            float v = col < k ? x[row * k + col] : 0.0f, q_v = q_col < k ? x[row * k + q_col] : 0.0f;
+            checkkern_case(r, op.bf16[at] == bf16_from_float(v), "k=%d: bf16[%d,%d]", k, row, col);
+            checkkern_case(r, op.f32[at] == bf16_to_float(op.bf16[at]), "k=%d: f32[%d,%d]", k, row, col);
+            double step = checkkern_int8_step(&op, row, at % op.k_pad), q = op.i8[at] * step;
+            checkkern_case(r, checkkern_near(r, q, (double)q_v, 0.5001 * step + 1e-30),
+                           "k=%d: i8[%d,%d] = %g for %g", k, row, col, q, (double)q_v);
+            if (col % FP4_GROUP == 0) {
+                int sum = 0;
+                for (int i = 0; i < FP4_GROUP; i++)
+                    sum += op.i8[at + i];
+                checkkern_case(r, op.i8_group[at / FP4_GROUP].bias == -12 * sum, "k=%d: bias of group %d", k,
+                               at / 16);
+            }
+        }
+        check_i16(env, &seed, r);
+        arena_reset(env->arena);
+    }
+    return !r->failed;
+}

@@ -4,7 +4,7 @@ _nybble() {
     if [ "$COMP_CWORD" -eq 1 ]; then
         mapfile -t COMPREPLY < <(compgen -W "run serve verify eval inspect text bench checkkern --help --version" -- "$word")
     elif [ "$command" = bench ] && [ "$COMP_CWORD" -eq 2 ]; then
-        mapfile -t COMPREPLY < <(compgen -W "model load update comm overlap serve --help" -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W "model load update comm gpus overlap serve --help" -- "$word")
     elif [[ $word == --* ]]; then
         local options
         [ "$command" = bench ] && command=(bench "${COMP_WORDS[2]}")

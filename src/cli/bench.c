@@ -11,6 +11,8 @@ static const char help[] =
     "usage: nybble bench model [OPTIONS] [MODEL]   prefill and decode on this machine, beside its limits\n"
     "       nybble bench update [OPTIONS] [MODEL]  new weights while decoding, and how long it stands still\n"
     "       nybble bench comm [OPTIONS]            all-reduce between ranks, beside MPI's\n"
+    "       nybble bench gpus [OPTIONS]            sums over several GPUs, beside NCCL's and the link's "
+    "limit\n"
     "       nybble bench overlap [OPTIONS] [MODEL] two-batch overlap between ranks, beside none\n"
     "       nybble bench load [OPTIONS] [MODEL]    how fast it opens, from page cache and disk\n"
     "       nybble bench serve [OPTIONS]           load any OpenAI-compatible server and measure it\n\n"
@@ -33,14 +35,15 @@ static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
 } table[] = {
-    {"model", bench_model}, {"load", bench_load},       {"update", bench_update},
-    {"comm", bench_comm},   {"overlap", bench_overlap}, {"serve", bench_serve},
+    {"model", bench_model}, {"load", bench_load},       {"update", bench_update}, {"comm", bench_comm},
+    {"gpus", bench_gpus},   {"overlap", bench_overlap}, {"serve", bench_serve},
 };
 
 int cli_bench(int argc, char **argv)
 {
     if (argc < 2)
-        return cli_misuse("bench", "what to measure is missing: model, update, load, comm, overlap or serve");
+        return cli_misuse("bench",
+                          "what to measure is missing: model, update, load, comm, gpus, overlap or serve");
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
         fputs(help, stdout);
         return cli_close_stdout("bench", 0);
@@ -48,5 +51,6 @@ int cli_bench(int argc, char **argv)
     for (size_t i = 0; i < COUNT_OF(table); i++)
         if (!strcmp(argv[1], table[i].name))
             return cli_close_stdout("bench", table[i].run(argc - 1, argv + 1));
-    return cli_misuse("bench", "measures model, update, load, comm, overlap or serve, not \"%s\"", argv[1]);
+    return cli_misuse("bench", "measures model, update, load, comm, gpus, overlap or serve, not \"%s\"",
+                      argv[1]);
 }

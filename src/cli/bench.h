@@ -7,6 +7,7 @@
 int bench_model(int argc, char **argv);
 int bench_update(int argc, char **argv);
 int bench_comm(int argc, char **argv);
+int bench_gpus(int argc, char **argv);
 int bench_overlap(int argc, char **argv);
 int bench_load(int argc, char **argv);
 int bench_serve(int argc, char **argv);

@@ -202,7 +202,10 @@ static bool check_gpu(const struct settings *s, const struct checkkern_gpu *g)
                                  "detail", report.detail));
         else
             printf("%-20s %s  %8d cases, worst error %.2f of its tolerance%s%s\n", row->name,
-                   ok ? "ok    " : "FAILED", report.n_case, report.worst, ok ? "" : ": ", report.detail);
+                   !ok             ? "FAILED"
+                   : report.n_case ? "ok    "
+                                   : "none  ",
+                   report.n_case, report.worst, *report.detail ? ": " : "", report.detail);
         fflush(stdout);
         all &= ok;
     }

@@ -101,6 +101,12 @@ bool common_take(struct common_options *o, const char *command, int value, const
             return true;
         cli_misuse(command, "--dispatch-dtype takes f32, bf16, fp8 or nvfp4, got \"%s\"", arg);
         return false;
+    case COMMON_FUSION:
+        o->no_fusion = !strcmp(arg, "off");
+        if (o->no_fusion || !strcmp(arg, "on"))
+            return true;
+        cli_misuse(command, "--enable-allreduce-fusion takes on or off, got \"%s\"", arg);
+        return false;
     case COMMON_DEVICE:
         return common_take_device(command, arg, &o->device);
     case COMMON_MOE_BACKEND:
@@ -180,6 +186,7 @@ enum nyb_code common_open_model(struct model **out, const struct common_options 
         .redundant_experts = (int)o->redundant_experts,
         .dispatch = o->dispatch,
         .overlap = {.mode = o->overlap},
+        .no_fusion = o->no_fusion,
         .progress = first ? cli_progress_update : NULL,
         .progress_arg = &bar,
     };

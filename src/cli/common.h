@@ -15,7 +15,7 @@ struct common_options {
     int64_t max_batched_tokens; /* commands that know set it; 0: a default */
     int64_t threads, max_model_len;
     int64_t tensor_parallel; /* ranks */
-    bool expert_parallel;
+    bool expert_parallel, no_fusion;
     int64_t redundant_experts;
     enum dispatch_type dispatch;
     enum overlap_mode overlap;
@@ -32,6 +32,7 @@ enum {
     COMMON_EXPERT_PARALLEL,
     COMMON_DISPATCH,
     COMMON_REDUNDANT_EXPERTS,
+    COMMON_FUSION,
     COMMON_DEVICE,
     COMMON_MOE_BACKEND,
     COMMON_GEMM_BACKEND,
@@ -45,6 +46,7 @@ enum {
         {"max-model-len", required_argument, NULL, COMMON_MAX_MODEL_LEN},                                    \
         {"tensor-parallel-size", required_argument, NULL, COMMON_TENSOR_PARALLEL},                           \
         {"enable-expert-parallel", no_argument, NULL, COMMON_EXPERT_PARALLEL},                               \
+        {"enable-allreduce-fusion", required_argument, NULL, COMMON_FUSION},                                 \
         {"device", required_argument, NULL, COMMON_DEVICE},                                                  \
         {"moe-backend", required_argument, NULL, COMMON_MOE_BACKEND},                                        \
         {"gemm-backend", required_argument, NULL, COMMON_GEMM_BACKEND},                                      \
@@ -61,7 +63,8 @@ enum {
     "  --enable-expert-parallel  share out experts and sequences, not features\n"                           \
     "  --num-redundant-experts N  slots of each layer for second copies of experts (default: 0)\n"          \
     "  --dispatch-dtype T  rows on their way to experts: f32 (default), bf16, fp8 or nvfp4\n"               \
-    "  --two-batch-overlap M  off (default), auto or always: docs/OVERLAP.md\n"
+    "  --two-batch-overlap M  off (default), auto or always: docs/OVERLAP.md\n"                             \
+    "  --enable-allreduce-fusion B  on (default): sum, residual and norm in one pass; off: apart\n"
 
 #define COMMON_HELP                                                                                       \
     "  --compute MODE   bf16 (default), strict, int8 or w4a4: docs/NUMERICS.md\n"                         \

@@ -9,7 +9,6 @@
 struct comm_backend {
     const char *name;
     void (*start)(struct comm *c, int channel, const struct comm_part *part, bool same);
-    bool (*ready)(struct comm *c, int channel);
     bool (*wait)(struct comm *c, int channel, struct comm_part *in, bool idle);
     bool (*failed)(struct comm *c, struct nyb_err *err);
     void (*fail)(struct comm *c, const char *reason);

@@ -110,11 +110,6 @@ bool comm_exchange_wait_idle(struct comm *c, int channel, struct comm_part *in)
     return wait(c, channel, in, true);
 }
 
-bool comm_exchange_ready(struct comm *c, int channel)
-{
-    return c->backend->ready(c, channel);
-}
-
 uint64_t comm_library_allreduce_ns(struct comm *c, float *x, size_t n, int calls)
 {
     return c->backend->library_allreduce_ns ? c->backend->library_allreduce_ns(c, x, n, calls) : 0;

@@ -79,8 +79,6 @@ void comm_publish_start(struct comm *c, int channel, const void *data, size_t by
 /* in[r]: what rank r sent; in[own rank] is what was passed to start. They live until the next start on the
  * channel. False: the communicator failed. */
 bool comm_exchange_wait(struct comm *c, int channel, struct comm_part *in);
-/* Whether comm_exchange_wait would return at once. */
-bool comm_exchange_ready(struct comm *c, int channel);
 /* The same without a time limit: for a follower that waits for work. Ranks that die or stop still end it. */
 bool comm_exchange_wait_idle(struct comm *c, int channel, struct comm_part *in);
 

@@ -75,12 +75,6 @@ static void start(struct comm *c, int channel, const struct comm_part *part, boo
     m->plugin->start(m->ranks, channel, copy);
 }
 
-static bool ready(struct comm *c, int channel)
-{
-    struct mpi *m = c->own;
-    return m->plugin->ready(m->ranks, channel);
-}
-
 static bool failed(struct comm *c, struct nyb_err *err)
 {
     struct mpi *m = c->own;
@@ -159,8 +153,8 @@ static void share_cores(struct comm *c)
 
 enum nyb_code comm_open_mpi(struct comm **out, const struct comm_options *o, struct nyb_err *err)
 {
-    static const struct comm_backend backend = {"mpi",  start, ready,     wait_all,
-                                                failed, fail,  close_mpi, library_allreduce_ns};
+    static const struct comm_backend backend = {
+        "mpi", start, wait_all, failed, fail, close_mpi, library_allreduce_ns};
     void *library = load(err);
     if (!library)
         return NYB_E_UNSUPPORTED;

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define COMM_MPI_ABI    2
+#define COMM_MPI_ABI    3
 #define COMM_MPI_FILE   "libnybble_mpi.so"
 #define COMM_MPI_SYMBOL "comm_mpi_plugin"
 
@@ -29,7 +29,6 @@ struct comm_mpi_plugin {
     int (*size)(const struct mpi_ranks *m);
     /* part[r] to rank r; copied before it returns. Never waits. */
     void (*start)(struct mpi_ranks *m, int channel, const struct comm_mpi_part *part);
-    bool (*ready)(struct mpi_ranks *m, int channel);
     /* in[r] from every other rank; idle: without a time limit. False: failed. */
     bool (*wait)(struct mpi_ranks *m, int channel, struct comm_mpi_part *in, bool idle);
     bool (*failed)(struct mpi_ranks *m, char *reason, size_t reason_bytes);

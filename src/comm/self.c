@@ -6,12 +6,6 @@ static void self_start(struct comm *c, int channel, const struct comm_part *part
     (void)c, (void)channel, (void)part, (void)same;
 }
 
-static bool self_ready(struct comm *c, int channel)
-{
-    (void)c, (void)channel;
-    return true;
-}
-
 static bool self_wait(struct comm *c, int channel, struct comm_part *in, bool idle)
 {
     (void)c, (void)channel, (void)in, (void)idle;
@@ -38,7 +32,7 @@ static void self_close(struct comm *c)
 enum nyb_code comm_open_self(struct comm **out, struct nyb_err *err)
 {
     static const struct comm_backend backend = {
-        "self", self_start, self_ready, self_wait, self_failed, self_fail, self_close, NULL,
+        "self", self_start, self_wait, self_failed, self_fail, self_close, NULL,
     };
     (void)err;
     *out = comm_new(&backend, NULL, 0, 1, SIZE_MAX);

@@ -198,15 +198,6 @@ static bool wait_for(struct shm *s, int channel, int r, bool idle)
     return sleep_for(s, flag, r, epoch, idle);
 }
 
-static bool ready(struct comm *c, int channel)
-{
-    const struct shm *s = c->own;
-    for (int r = 0; r < s->size; r++)
-        if (!reached(&s->header->flag[channel][r], s->epoch[channel]))
-            return shm_failed(s);
-    return true;
-}
-
 static bool wait_all(struct comm *c, int channel, struct comm_part *in, bool idle)
 {
     struct shm *s = c->own;
@@ -305,7 +296,7 @@ static enum nyb_code fork_ranks(struct shm *s, struct nyb_err *err)
 
 enum nyb_code comm_fork(struct comm **out, int size, const struct comm_options *o, struct nyb_err *err)
 {
-    static const struct comm_backend backend = {"shm", start, ready, wait_all, failed, fail, close_shm, NULL};
+    static const struct comm_backend backend = {"shm", start, wait_all, failed, fail, close_shm, NULL};
     if (size < 1 || size > COMM_RANK_MAX)
         return err_set(err, NYB_E_RANGE, "%d ranks: expected 1 to %d", size, COMM_RANK_MAX);
     struct shm *s = mem_alloc(1, sizeof(*s));

@@ -1,9 +1,12 @@
 #include "engine/experts.h"
 
+#include <time.h>
+
 #include "engine/instance.h"
 #include "model/model.h"
 
-#define SLICE_NS 5000000u /* of moving between two steps: not much beside a step */
+#define SLICE_NS 5000000u /* of moving between two steps: not much beside a step        */
+#define PAUSE_NS 2000000  /* until the next try, where a rank has to end an update first */
 
 void experts_open(struct experts *x, struct model *m, struct live *live, int interval)
 {
@@ -73,8 +76,12 @@ enum nyb_code nyb_rebalance_experts(struct nyb_engine *e, struct nyb_rebalance *
     if (!live_take(e->live))
         return err_set(err, NYB_E_CONFLICT, "the weights are being updated or checked");
     enum nyb_code code = NYB_OK;
-    while (code == NYB_OK && a.code == NYB_OK && a.more)
+    while (code == NYB_OK && a.code == NYB_OK && a.more) {
+        uint64_t before = a.done.n_move;
         code = engine_call(e->engine, &op, err);
+        if (a.more && a.done.n_move == before)
+            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+    }
     pthread_mutex_unlock(&e->live->update);
     *result = (struct nyb_rebalance){.layers = a.done.n_layer,
                                      .moves = a.done.n_move,

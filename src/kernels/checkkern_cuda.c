@@ -480,6 +480,13 @@ static const struct checkkern_cuda_row row_table[] = {
     {"cuda.moe.plain", checkkern_cuda_moe_plain},
     {"cuda.swiglu", checkkern_cuda_swiglu},
     {"cuda.argmax", checkkern_cuda_argmax},
+    {"cuda.tiles", checkkern_cuda_tiles},
+    {"cuda.quantize", checkkern_cuda_quantize},
+    {"cuda.linear.w4a4", checkkern_cuda_linear_w4a4},
+    {"cuda.moe.w4a4", checkkern_cuda_moe_w4a4},
+    {"cuda.allreduce", checkkern_cuda_all_reduce},
+    {"cuda.gather", checkkern_cuda_gather},
+    {"cuda.lost_peer", checkkern_cuda_lost_peer},
     // clang-format on
 };
 

@@ -150,7 +150,7 @@ bool gpu_case_run(struct gpu_case *c, const struct cuda_op *op, int n_op)
     for (int round = 0; round < 2; round++)
         if (!write_before(c) || (!p->run(c->g->gpu, op, n_op) && !fail(c)) || !read_back(c, "a second run"))
             return false;
-    return run_graph(c, op, n_op);
+    return c->no_graph || run_graph(c, op, n_op);
 }
 
 const void *gpu_case_result(const struct gpu_case *c, const void *device)
@@ -230,6 +230,7 @@ struct gpu_matrix gpu_case_matrix(struct gpu_case *c, uint64_t *seed, enum cuda_
         case CUDA_F32:
         case CUDA_NVFP4:
         case CUDA_NVFP4_PACKED:
+        case CUDA_NVFP4_TILED:
             break;
         }
     m.w.data = type == CUDA_F32 ? gpu_case_in(c, m.value, 4 * all)

@@ -17,7 +17,8 @@ struct gpu_case {
         size_t bytes;
     } buffer[GPU_CASE_BUFFERS];
     int n_buffer;
-    bool failed; /* the report says why */
+    bool no_graph; /* the operators cannot be recorded */
+    bool failed;   /* the report says why */
 };
 
 void gpu_case_begin(struct gpu_case *c, const struct checkkern_gpu *g, struct checkkern_report *report);
@@ -58,6 +59,9 @@ typedef bool gpu_check_fn(const struct checkkern_gpu *g, struct checkkern_report
 gpu_check_fn checkkern_cuda_embed, checkkern_cuda_add_norm, checkkern_cuda_swiglu, checkkern_cuda_argmax;
 gpu_check_fn checkkern_cuda_router, checkkern_cuda_dense, checkkern_cuda_parts, checkkern_cuda_moe_plain,
     checkkern_cuda_pack;
+gpu_check_fn checkkern_cuda_tiles, checkkern_cuda_quantize, checkkern_cuda_linear_w4a4,
+    checkkern_cuda_moe_w4a4;
 gpu_check_fn checkkern_cuda_qkv, checkkern_cuda_attention;
+gpu_check_fn checkkern_cuda_all_reduce, checkkern_cuda_gather, checkkern_cuda_lost_peer;
 
 #endif

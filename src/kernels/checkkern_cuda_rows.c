@@ -115,7 +115,11 @@ bool checkkern_cuda_add_norm(const struct checkkern_gpu *g, struct checkkern_rep
     bool ok = true;
     for (int i = 0; i < g->rounds && ok; i++)
         ok = norm_case(g, &seed, i, r);
-    return ok;
+    /* what no launch takes is refused before there is one */
+    const struct cuda_op long_row = {.kind = CUDA_OP_ADD_NORM, .n_row = 1, .as.add_norm = {.n = 1 << 20}};
+    size_t bytes;
+    return ok && checkkern_case(r, !g->plugin->scratch(g->gpu, &long_row, 1, &bytes),
+                                "a row of 2^20 numbers is not refused");
 }
 
 static bool swiglu_case(const struct checkkern_gpu *g, uint64_t *seed, struct checkkern_report *r)
@@ -127,15 +131,23 @@ static bool swiglu_case(const struct checkkern_gpu *g, uint64_t *seed, struct ch
     size_t all = (size_t)(n_row * n);
     float *gate = gpu_case_floats(&c, seed, all, 9.0f), *up = gpu_case_floats(&c, seed, all, 3.0f);
     struct cuda_op op = {.kind = CUDA_OP_SWIGLU, .n_row = n_row, .count = count};
+    bool unrounded = checkkern_int(seed, 0, 1); /* in gate's place */
     uint16_t *h = gpu_case_out(&c, all * 2);
-    op.as.swiglu = (struct cuda_swiglu){gpu_case_in(&c, gate, all * 4), gpu_case_in(&c, up, all * 4), h, n};
+    float *gate_there = gpu_case_in_out(&c, gate, all * 4);
+    op.as.swiglu = (struct cuda_swiglu){.gate = gate_there,
+                                        .up = gpu_case_in(&c, up, all * 4),
+                                        .h = h,
+                                        .n = n,
+                                        .h_float = unrounded ? gate_there : NULL};
     bool ok = gpu_case_run(&c, &op, 1);
     const uint16_t *out = gpu_case_result(&c, h);
+    const float *wide = gpu_case_result(&c, gate_there);
     for (int i = 0; i < real * n && ok; i++) {
         double expected = (double)gate[i] / (1.0 + exp(-(double)gate[i])) * (double)up[i];
-        ok =
-            checkkern_near(r, (double)bf16_to_float(out[i]), expected, fabs(expected) * BF16_ROUNDING + 1e-9);
-        checkkern_case(r, ok, "element %d: %g, expected %g", i, (double)bf16_to_float(out[i]), expected);
+        double found = unrounded ? (double)wide[i] : (double)bf16_to_float(out[i]);
+        ok = checkkern_near(r, found, expected,
+                            fabs(expected) * (unrounded ? ROUNDING : BF16_ROUNDING) + 1e-9);
+        checkkern_case(r, ok, "element %d: %g, expected %g", i, found, expected);
     }
     gpu_case_end(&c);
     return ok;

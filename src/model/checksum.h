@@ -1,5 +1,5 @@
-/* A fingerprint of a model's logical values: the same for every weight layout, instruction set, number of
- * threads and ranks, and for ModelOpt and compressed-tensors files of the same numbers.
+/* A fingerprint of a model's logical values: the same for every weight layout, instruction set, backend,
+ * number of threads and ranks, and for ModelOpt and compressed-tensors files of the same numbers.
  *
  * A matrix is cut into blocks of 16 columns of one row, a vector is one row of fp32. Each block is hashed
  * with XXH3-128 over its elements as the checkpoint has them (NVFP4: 8 bytes of codes and one of scale),
@@ -7,10 +7,11 @@
  * part. That sum is hashed with the tensor's name, type, shape and scales. The total is the hash of all
  * tensors' names and hashes, sorted by name.
  *
- * Canonical forms: the sign of a negative block scale moves to its codes. A global or input scale s of NVFP4
- * counts as fl(1 / s): compressed-tensors stores that number and ModelOpt s itself, and since
- * fl(1 / fl(1 / fl(1 / s))) = fl(1 / s) for all fp32 where nothing over- or underflows (checked for each of
- * the 2^23 mantissas), both spellings agree. An s whose reciprocal is not a normal number counts as itself.
+ * Canonical forms: the sign of a negative block scale moves to its codes, and blocks that are worth nothing,
+ * since their scale is zero or NaN, are all zeros (logical.h). A global or input scale s of NVFP4 counts as
+ * fl(1 / s): compressed-tensors stores that number and ModelOpt s itself, and since fl(1 / fl(1 / fl(1 / s)))
+ * = fl(1 / s) for all fp32 where nothing over- or underflows (checked for each of the 2^23 mantissas), both
+ * spellings agree. An s whose reciprocal is not a normal number counts as itself.
  */
 #ifndef NYB_MODEL_CHECKSUM_H
 #define NYB_MODEL_CHECKSUM_H

@@ -10,10 +10,10 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "fp4/fp4.h"
-#include "model/fill.h"
+#include "model/logical.h"
 
 #define BLOCK       16         /* columns hashed together                                   */
-#define PIECE_BYTES (1u << 20) /* of rows that a worker takes at a time; one row at least   */
+#define PIECE_BYTES (1u << 20) /* of rows that a worker takes at a time; a panel at least   */
 
 struct piece {
     int slot, row, n_row;
@@ -23,7 +23,7 @@ struct piece {
 /* One run over all slots. */
 struct run {
     const struct slots *slots;
-    const struct ckpt *ckpt; /* NULL: from the slots' own memory */
+    const struct ckpt *ckpt; /* NULL: from where the slots lie */
     struct piece *piece;
     int n_piece;
     size_t row_max, scale_max; /* bytes of the largest piece             */
@@ -83,12 +83,13 @@ static int slot_rows(const struct slot *s)
     return s->kind == SLOT_MATRIX ? s->n : 1;
 }
 
+/* Whole panels, or all rows. */
 static int piece_rows(const struct slot *s)
 {
     if (slot_rows(s) == 0)
         return 1;
-    size_t rows = PIECE_BYTES / row_bytes(s);
-    rows = rows ? rows : 1;
+    size_t panel = row_bytes(s) * WEIGHT_PANEL;
+    size_t rows = (panel < PIECE_BYTES ? PIECE_BYTES / panel : 1) * WEIGHT_PANEL;
     return rows < (size_t)slot_rows(s) ? (int)rows : slot_rows(s);
 }
 
@@ -113,28 +114,15 @@ static void cut_pieces(struct run *r)
     }
 }
 
-static void unpack_rows(const struct slot *s, const struct fill_piece *p)
-{
-    if (s->kind == SLOT_VECTOR) {
-        memcpy(p->rows, *s->vector, row_bytes(s));
-        return;
-    }
-    for (int i = 0; i < p->n_row; i++)
-        weight_read(s->weight, p->row + i, p->rows + (size_t)i * row_bytes(s),
-                    is_nvfp4(s) ? p->scales + (size_t)i * (size_t)s->k / FP4_GROUP : NULL);
-}
-
 static enum nyb_code read_rows(const struct run *r, const struct slot *s, const struct fill_piece *p,
                                struct nyb_err *err)
 {
-    if (!r->ckpt) {
-        unpack_rows(s, p);
-        return NYB_OK;
-    }
+    if (!r->ckpt)
+        return logical_read(p, err);
     const struct fill_source source = fill_from_checkpoint(r->ckpt);
     TRY(source.make(source.arg, p, err));
     if (is_nvfp4(s))
-        fill_settle_signs(p->rows, p->scales, (size_t)p->n_row * (size_t)s->k / FP4_GROUP);
+        logical_settle(p->rows, p->scales, (size_t)p->n_row * (size_t)s->k / FP4_GROUP);
     return NYB_OK;
 }
 
@@ -261,10 +249,6 @@ enum nyb_code checksum_sum(struct checksum_parts *out, const struct weights *w, 
 {
     struct pool *pool;
     *out = (struct checksum_parts){0};
-    if (!ckpt && w->slots.n > 0 && w->slots.slot[0].place)
-        return err_set(err, NYB_E_UNSUPPORTED,
-                       "checksums of weights on a GPU are not supported: their packed form does not keep the "
-                       "bytes of blocks whose scale is zero");
     TRY(pool_open(&pool, n_thread > 0 ? n_thread : 1, err));
     int n_worker = pool_size(pool);
     struct run r = {.slots = &w->slots, .ckpt = ckpt, .err = err};

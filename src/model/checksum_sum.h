@@ -30,7 +30,7 @@ static inline void checksum_add(struct checksum_hash *to, struct checksum_hash h
 }
 
 /* One for each slot, in their order, and one for the scales of the KV cache; names are the slots'. ckpt NULL:
- * from the memory of the slots. On error *out is empty. */
+ * from where the slots lie. On error *out is empty. */
 enum nyb_code checksum_sum(struct checksum_parts *out, const struct weights *w, const struct ckpt *ckpt,
                            int n_thread, struct nyb_err *err) NYB_MUST_CHECK;
 

@@ -29,14 +29,11 @@ enum nyb_code device_alloc(struct device *d, void **out, size_t bytes, const cha
 /* What the names ask for that this GPU cannot do. */
 static enum nyb_code check_backends(const struct device *d, struct nyb_err *err)
 {
-    const char *why = "needs the block-scaled matrix units of compute capability 10.0 and later, and has not "
-                      "been built for them";
-    if (d->option.gemm_backend == DEVICE_BACKEND_CUBLASLT_NVFP4)
-        return err_at(err, NYB_E_UNSUPPORTED, "gemm-backend", -1, "cublaslt-nvfp4 %s: this is %s, %d.%d", why,
-                      d->info.name, d->info.major, d->info.minor);
-    if (d->option.moe_backend == DEVICE_BACKEND_CUBLASLT_NVFP4)
-        return err_at(err, NYB_E_UNSUPPORTED, "moe-backend", -1, "cublaslt-nvfp4 %s: this is %s, %d.%d", why,
-                      d->info.name, d->info.major, d->info.minor);
+    const bool gemm = d->option.gemm_backend == DEVICE_BACKEND_CUBLASLT_NVFP4,
+               moe = d->option.moe_backend == DEVICE_BACKEND_CUBLASLT_NVFP4;
+    if ((gemm || moe) && !d->plugin->use_cublaslt(d->gpu))
+        return err_at(err, NYB_E_UNSUPPORTED, gemm ? "gemm-backend" : "moe-backend", -1, "%s",
+                      d->plugin->error(d->gpu));
     return NYB_OK;
 }
 
@@ -47,7 +44,7 @@ enum nyb_code device_open(struct device **out, const struct device_options *o, s
     *out = NULL;
     if (!plugin)
         return NYB_E_UNSUPPORTED;
-    struct cuda_gpu *gpu = plugin->open(0, why, sizeof(why));
+    struct cuda_gpu *gpu = plugin->open(o->index, why, sizeof(why));
     if (!gpu)
         return err_at(err, NYB_E_UNSUPPORTED, "cuda", -1, "%s", why);
     struct device *d = mem_alloc(1, sizeof(*d));
@@ -73,6 +70,7 @@ void device_close(struct device *d)
         log_debug("%llu of %llu steps were replayed graphs", (unsigned long long)d->n_replayed,
                   (unsigned long long)d->n_step);
     device_forget_graphs(d);
+    device_leave(d);
     void *const all[] = {d->slab, d->scales, d->kv_slab, d->cos, d->sin, d->room.slab, d->input, d->load};
     for (size_t i = 0; i < COUNT_OF(all); i++)
         if (all[i])

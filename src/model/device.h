@@ -4,7 +4,8 @@
  * Slots whose model is on a GPU have no memory of this process: their addresses are the GPU's, and everything
  * that reads or writes them goes through device_place_*.
  *
- * Used by the thread that steps the model, but for device_place_write (fill.c's threads). */
+ * Used by the thread that steps the model, but for device_place_write (fill.c's threads) and
+ * device_place_read (any thread, beside steps). */
 #ifndef NYB_MODEL_DEVICE_H
 #define NYB_MODEL_DEVICE_H
 
@@ -12,6 +13,7 @@
 #include "model/rope.h"
 #include "model/weights.h"
 
+struct comm;
 struct device;
 struct device_place;
 struct fill_piece;
@@ -21,17 +23,33 @@ struct device_options {
     enum device_backend gemm_backend;
     int max_tokens; /* rows of the longest step expected; <= 0: a default. More are possible, at a price */
     bool no_graphs; /* every step is launched operator by operator */
+    int index;      /* of the GPU */
 };
 
-/* Load the plug-in and take the GPU. NYB_E_UNSUPPORTED with the reason where there is none that it can use.
+/* Load the plug-in and take that GPU. NYB_E_UNSUPPORTED with the reason where there is none that it can use.
  */
 enum nyb_code device_open(struct device **out, const struct device_options *o,
                           struct nyb_err *err) NYB_MUST_CHECK;
 void device_close(struct device *d);
 const char *device_name(const struct device *d);
 
-/* ---- weights (device_place.c, device_write.c)
- * -------------------------------------------------------------------- */
+/* ---- ranks (device_peers.c) ----------------------------------------------------------------------
+ *
+ * With tensor parallelism every rank has a GPU of its own, its part of the weights as shard.h has it, and
+ * runs the operators of every step; what is sent between GPUs never passes through a process. */
+
+struct device_peer_options {
+    bool no_fusion; /* sums first, then norms: NCCL's sums where it is found */
+    int timeout_ms; /* that a GPU may be late for another; <= 0: 60 s         */
+};
+/* After device_open went well on all ranks; all call it, and the first error of any is returned by all. comm
+ * must outlive the device: when it fails, steps in progress end with an error. */
+enum nyb_code device_join(struct device *d, struct comm *comm, const struct device_peer_options *o,
+                          struct nyb_err *err) NYB_MUST_CHECK;
+/* How GPUs add up what they have, for people: "fused", "NCCL", ... NULL: there is one. */
+const char *device_sums(const struct device *d);
+
+/* ---- weights (device_place.c, device_write.c, device_read.c) ------------------------------------- */
 
 /* Decide how every resolved slot lies on the GPU, take the memory, and give the slots their addresses. What a
  * kernel cannot take is refused by the parameter's name. The three must outlive the device; weights' types
@@ -41,6 +59,12 @@ enum nyb_code device_place_weights(struct device *d, const struct model_config *
 uint64_t device_weight_bytes(const struct device *d);
 /* Rows of a piece, as fill.h has them, to the GPU. */
 enum nyb_code device_place_write(const struct fill_piece *p, struct nyb_err *err) NYB_MUST_CHECK;
+/* All that has been written is there, and may be read beside steps. */
+enum nyb_code device_settle_weights(struct device *d, struct nyb_err *err) NYB_MUST_CHECK;
+/* The inverse: the rows of a piece, which begins at a multiple of 16, as they were written. Where the layout
+ * does not keep them, codes under a block scale of zero come back as zeros. Not while others write. Takes up
+ * to a MB, or 16 rows. */
+enum nyb_code device_place_read(const struct fill_piece *p, struct nyb_err *err) NYB_MUST_CHECK;
 /* Of the bytes of a slot there; 0 where they cannot be read. Of a gate and an up that lie in each other: of
  * both. Not while others write. */
 uint64_t device_place_hash(const struct slot *s);

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "fp4/fp4.h"
 #include "kernels/cuda/cuda_layout.h"
+#include "kernels/cuda/cuda_tiled.h"
 #include "model/device_state.h"
 
 #define PLAIN_ALIGN  256u
@@ -133,7 +134,19 @@ static int place_scales(struct placing *p, const struct weight *first, size_t st
 {
     int at = take_scales(p, n);
     for (int i = 0; i < n; i++)
-        p->d->scale_of[at + i] = &weight_at(first, stride, i)->global_scale;
+        p->d->scale_of[at + i] = (struct device_scale){&weight_at(first, stride, i)->global_scale, NULL};
+    return at;
+}
+
+/* The scales of what is multiplied in NVFP4: of the products, and of the inputs. */
+static int place_scale_pairs(struct placing *p, const struct weight *first, size_t stride, int n)
+{
+    int at = take_scales(p, 2 * n);
+    for (int i = 0; i < n; i++) {
+        const struct weight *w = weight_at(first, stride, i);
+        p->d->scale_of[at + 2 * i] = (struct device_scale){&w->global_scale, &w->input_scale};
+        p->d->scale_of[at + 2 * i + 1] = (struct device_scale){&w->input_scale, NULL};
+    }
     return at;
 }
 
@@ -151,6 +164,20 @@ static struct cuda_weight place_plain(struct placing *p, const struct weight *fi
     return (struct cuda_weight){plain_type(first->type), data, block, scale_at(p, scale)};
 }
 
+/* n NVFP4 matrices of one shape as cuBLASLt takes them. */
+static struct cuda_weight place_tiled(struct placing *p, const struct weight *first, size_t stride, int n)
+{
+    size_t code_bytes = cuda_tiled_code_bytes((size_t)first->n, (size_t)first->k),
+           scale_bytes = cuda_tiled_scale_bytes((size_t)first->n, (size_t)first->k);
+    uint8_t *data = take(p, (size_t)n * code_bytes, PLAIN_ALIGN),
+            *block = take(p, (size_t)n * scale_bytes, PLAIN_ALIGN);
+    int scale = place_scale_pairs(p, first, stride, n);
+    for (int i = 0; i < n; i++)
+        put(p, weight_at(first, stride, i), PLACE_TILED, data + (size_t)i * code_bytes,
+            block + (size_t)i * scale_bytes);
+    return (struct cuda_weight){CUDA_NVFP4_TILED, data, block, scale_at(p, scale)};
+}
+
 static bool can_pack(const struct placing *p, const struct weight *w)
 {
     return w->type == WEIGHT_NVFP4 && w->k % CUDA_UNIT_K == 0 &&
@@ -159,6 +186,8 @@ static bool can_pack(const struct placing *p, const struct weight *w)
 
 static struct cuda_weight place_matrix(struct placing *p, const struct weight *w)
 {
+    if (w->type == WEIGHT_NVFP4 && p->d->option.gemm_backend == DEVICE_BACKEND_CUBLASLT_NVFP4)
+        return place_tiled(p, w, 0, 1);
     if (!can_pack(p, w))
         return place_plain(p, w, 0, 1);
     uint8_t *data = take(p, cuda_layout_bytes((size_t)w->n, (size_t)w->k), PACKED_ALIGN);
@@ -171,12 +200,12 @@ static struct cuda_weight place_matrix(struct placing *p, const struct weight *w
 static bool can_pack_mlp(const struct placing *p, const struct mlp *m, bool experts)
 {
     const struct device_options *o = &p->d->option;
-    bool reference =
-        experts ? o->moe_backend == DEVICE_BACKEND_REFERENCE : o->gemm_backend == DEVICE_BACKEND_REFERENCE;
+    enum device_backend backend = experts ? o->moe_backend : o->gemm_backend;
     int inner = m->gate.w.n, hidden = m->gate.w.k;
-    return !reference && m->gate.w.type == WEIGHT_NVFP4 && m->up.w.type == WEIGHT_NVFP4 &&
-           m->down.w.type == WEIGHT_NVFP4 && !slot_of(p, &m->gate.bias) && hidden % CUDA_UNIT_K == 0 &&
-           inner % CUDA_UNIT_K == 0 && hidden <= PACKED_WIDE && inner <= PACKED_WIDE;
+    return (backend == DEVICE_BACKEND_AUTO || backend == DEVICE_BACKEND_SM90_W4A16) &&
+           m->gate.w.type == WEIGHT_NVFP4 && m->up.w.type == WEIGHT_NVFP4 && m->down.w.type == WEIGHT_NVFP4 &&
+           !slot_of(p, &m->gate.bias) && hidden % CUDA_UNIT_K == 0 && inner % CUDA_UNIT_K == 0 &&
+           hidden <= PACKED_WIDE && inner <= PACKED_WIDE;
 }
 
 static void place_packed_mlp(struct placing *p, const struct mlp *m, int n, struct device_mlp *out)
@@ -193,6 +222,24 @@ static void place_packed_mlp(struct placing *p, const struct mlp *m, int n, stru
         put(p, &m[i].up.w, PLACE_UP, out->gate_up + (size_t)i * pair, NULL);
         put(p, &m[i].down.w, PLACE_PACKED, out->packed_down + (size_t)i * down, NULL);
     }
+}
+
+/* Experts whose products go through cuBLASLt. */
+static bool is_w4a4(const struct placing *p, const struct mlp *m)
+{
+    return p->d->option.moe_backend == DEVICE_BACKEND_CUBLASLT_NVFP4 && m->gate.w.type == WEIGHT_NVFP4 &&
+           m->up.w.type == WEIGHT_NVFP4 && m->down.w.type == WEIGHT_NVFP4;
+}
+
+static void place_w4a4_mlp(struct placing *p, const struct mlp *m, int n, struct device_mlp *out)
+{
+    if (slot_of(p, &m->gate.bias) || slot_of(p, &m->up.bias) || slot_of(p, &m->down.bias))
+        refuse(p, &m->gate.w, "experts with biases do not go through cuBLASLt");
+    out->way = MLP_W4A4;
+    out->gate = place_tiled(p, &m->gate.w, sizeof(*m), n);
+    out->up = place_tiled(p, &m->up.w, sizeof(*m), n);
+    out->down = place_tiled(p, &m->down.w, sizeof(*m), n);
+    p->d->option.no_graphs = true; /* the host waits for the choice of experts within a step */
 }
 
 /* (n, width) floats: of each expert its bias. */
@@ -218,6 +265,10 @@ static void place_mlp(struct placing *p, const struct mlp *m, int n, bool expert
     if (can_pack_mlp(p, m, experts)) {
         out->way = MLP_PACKED;
         place_packed_mlp(p, m, n, out);
+        return;
+    }
+    if (experts && is_w4a4(p, m)) {
+        place_w4a4_mlp(p, m, n, out);
         return;
     }
     if (experts) {
@@ -280,12 +331,15 @@ static void place_all(struct placing *p)
     for (int i = 0; i < w->n_layer && p->code == NYB_OK; i++)
         place_layer(p, &w->layer[i], i);
     d->final_norm = place_vector(p, &w->final_norm);
+    if (w->head_is_embed && w->embed.type == WEIGHT_NVFP4 &&
+        p->d->option.gemm_backend == DEVICE_BACKEND_CUBLASLT_NVFP4)
+        refuse(p, &w->embed, "an NVFP4 embedding that is the head too does not go through cuBLASLt");
     d->head = w->head_is_embed ? d->embed : place_matrix(p, &w->head);
     int kv = take_scales(p, 2 * w->n_layer);
     d->kv_scales = scale_at(p, kv);
     for (int i = 0; i < w->n_layer; i++) {
-        d->scale_of[kv + 2 * i] = &w->layer[i].k_scale;
-        d->scale_of[kv + 2 * i + 1] = &w->layer[i].v_scale;
+        d->scale_of[kv + 2 * i] = (struct device_scale){&w->layer[i].k_scale, NULL};
+        d->scale_of[kv + 2 * i + 1] = (struct device_scale){&w->layer[i].v_scale, NULL};
     }
 }
 

@@ -3,8 +3,8 @@
 #include "base/mem.h"
 #include "model/device_state.h"
 
-static struct cuda_op *add(struct device *d, int layer, enum cuda_op_kind kind, int n_row,
-                           const int32_t *count)
+struct cuda_op *device_plan_add(struct device *d, int layer, enum cuda_op_kind kind, int n_row,
+                                const int32_t *count)
 {
     struct device_plan *p = &d->plan;
     if (p->n == p->cap) {
@@ -22,18 +22,30 @@ void device_plan_clear(struct device *d)
     d->plan.n = 0;
 }
 
+void device_plan_norm(struct device *d, int layer, int n_row, const int32_t *count,
+                      const struct cuda_add_norm *n, bool summed)
+{
+    if (summed || !device_has_peers(d) || d->no_fusion)
+        device_plan_add(d, layer, CUDA_OP_ADD_NORM, n_row, count)->as.add_norm = *n;
+    else
+        device_plan_add(d, layer, CUDA_OP_ALL_REDUCE, n_row, count)->as.all_reduce =
+            (struct cuda_all_reduce){.norm = *n, .way = d->sum_way};
+}
+
 /* What the operators of one plan share. */
 struct planning {
     struct device *d;
     const struct device_shape *shape;
     struct device_input in;
     int layer;
-    bool shared; /* the layer before has left something in room.shared */
+    /* what this rank has left to be added to the stream: nothing where it has no part of the half layer */
+    bool any;           /* a half layer has been planned                      */
+    bool delta, shared; /* and has left something in room.delta, room.shared  */
 };
 
 static struct cuda_op *next(struct planning *p, enum cuda_op_kind kind)
 {
-    return add(p->d, p->layer, kind, p->shape->n_row, p->in.count + COUNT_TOK);
+    return device_plan_add(p->d, p->layer, kind, p->shape->n_row, p->in.count + COUNT_TOK);
 }
 
 static void plan_embed(struct planning *p)
@@ -46,31 +58,62 @@ static void plan_embed(struct planning *p)
                                                            .hidden = d->config->hidden};
 }
 
-/* The deltas of the half layer before, where there is one. */
-static void plan_norm(struct planning *p, const float *weight, bool any_delta, bool unrounded)
+/* What the half layer before has left, where there is one. */
+static void plan_norm(struct planning *p, const float *weight, bool unrounded)
 {
     struct device *d = p->d;
     struct device_room *r = &d->room;
-    next(p, CUDA_OP_ADD_NORM)->as.add_norm =
-        (struct cuda_add_norm){.residual = r->residual,
-                               .delta = {any_delta ? r->delta : NULL, p->shared ? r->shared : NULL},
-                               .weight = weight,
-                               .y = r->x,
-                               .y_float = unrounded ? r->x_float : NULL,
-                               .n = d->config->hidden,
-                               .eps = d->config->norm_eps};
+    const struct cuda_add_norm n = {.residual = r->residual,
+                                    .delta = {p->delta ? r->delta : NULL, p->shared ? r->shared : NULL},
+                                    .weight = weight,
+                                    .y = r->x,
+                                    .y_float = unrounded ? r->x_float : NULL,
+                                    .n = d->config->hidden,
+                                    .eps = d->config->norm_eps};
+    device_plan_norm(d, p->layer, p->shape->n_row, p->in.count + COUNT_TOK, &n, !p->any);
+    p->any = p->delta = p->shared = false;
+}
+
+/* Several ranks without fusion: their parts are added up at once, and the norm is that of one. */
+static void plan_sum(struct planning *p)
+{
+    struct device *d = p->d;
+    struct device_room *r = &d->room;
+    p->any = true;
+    if (!device_has_peers(d) || !d->no_fusion)
+        return;
+    next(p, CUDA_OP_ALL_REDUCE)->as.all_reduce = (struct cuda_all_reduce){
+        .norm = {.delta = {p->delta ? r->delta : NULL, p->shared ? r->shared : NULL}, .n = d->config->hidden},
+        .sum = r->delta,
+        .way = d->sum_way};
+    p->delta = true;
     p->shared = false;
 }
 
+/* Of a product whose sum is that of several ranks: added once. */
+static const float *once(const struct planning *p, const float *bias)
+{
+    return p->d->config->shard.rank == 0 ? bias : NULL;
+}
+
+/* What a product takes as its rows: bf16, or unrounded where they are there and it rounds them itself, or no
+ * product rounds at all. */
+struct plan_rows {
+    const uint16_t *bf16;
+    const float *unrounded; /* NULL: they are not there */
+};
+
 /* One more product of the same rows: in the operator before where that has room and the same type. */
 static void plan_part(struct planning *p, bool join, const struct cuda_weight *w, int n_out, int K,
-                      const uint16_t *x, const float *bias, float *out)
+                      struct plan_rows x, const float *bias, float *out)
 {
     struct device_plan *plan = &p->d->plan;
     struct cuda_linear *l = join ? &plan->op[plan->n - 1].as.linear : NULL;
     if (!l || l->part[0].w.type != w->type || l->n_part == CUDA_PARTS_MAX) {
+        bool unrounded = x.unrounded && (w->type == CUDA_NVFP4_TILED || device_is_exact(p->d));
         l = &next(p, CUDA_OP_LINEAR)->as.linear;
-        *l = (struct cuda_linear){.K = K, .x = x};
+        *l = (struct cuda_linear){
+            .K = K, .x = unrounded ? NULL : x.bf16, .x_float = unrounded ? x.unrounded : NULL};
     }
     l->part[l->n_part++] = (struct cuda_linear_part){.w = *w, .bias = bias, .out = out, .n_out = n_out};
 }
@@ -80,10 +123,16 @@ static void plan_attention(struct planning *p, const struct device_layer *l)
     struct device *d = p->d;
     const struct model_config *c = d->config;
     struct device_room *r = &d->room;
-    int q = c->n_head * c->head_dim, kv = c->n_kv_head * c->head_dim;
-    plan_part(p, false, &l->q, q, c->hidden, r->x, l->q_bias, r->q);
-    plan_part(p, true, &l->k, kv, c->hidden, r->x, l->k_bias, r->k);
-    plan_part(p, true, &l->v, kv, c->hidden, r->x, l->v_bias, r->v);
+    int q = c->shard.head.count * c->head_dim, kv = c->shard.kv_head.count * c->head_dim;
+    p->delta = q > 0;
+    if (!p->delta)
+        return;
+    bool exact = device_is_exact(d), quantizes = device_quantizes(d);
+    struct plan_rows x = {r->x, quantizes ? r->x_float : NULL},
+                     y = {r->attended, exact ? r->attended_float : NULL};
+    plan_part(p, false, &l->q, q, c->hidden, x, l->q_bias, r->q);
+    plan_part(p, true, &l->k, kv, c->hidden, x, l->k_bias, r->k);
+    plan_part(p, true, &l->v, kv, c->hidden, x, l->v_bias, r->v);
     next(p, CUDA_OP_QKV)->as.qkv = (struct cuda_qkv){.q = r->q,
                                                      .k = r->k,
                                                      .v = r->v,
@@ -95,10 +144,11 @@ static void plan_attention(struct planning *p, const struct device_layer *l)
                                                      .slot = p->in.slot,
                                                      .q_out = r->q_out,
                                                      .kv = d->kv[p->layer],
-                                                     .n_head = c->n_head,
+                                                     .n_head = c->shard.head.count,
                                                      .rotary_dim = c->rope.rotary_dim,
                                                      .interleaved = c->rope.style == ROPE_INTERLEAVED,
-                                                     .eps = c->norm_eps};
+                                                     .eps = c->norm_eps,
+                                                     .q_float = exact ? r->q : NULL};
     next(p, CUDA_OP_ATTENTION)->as.attention =
         (struct cuda_attention){.q = r->q_out,
                                 .y = r->attended,
@@ -113,9 +163,11 @@ static void plan_attention(struct planning *p, const struct device_layer *l)
                                 .n_single = p->shape->n_single,
                                 .n_tile = p->shape->n_tile,
                                 .n_split = p->shape->n_split,
-                                .n_head = c->n_head,
-                                .scale = c->attention_scale};
-    plan_part(p, false, &l->o, c->hidden, q, r->attended, l->o_bias, r->delta);
+                                .n_head = c->shard.head.count,
+                                .scale = c->attention_scale,
+                                .q_float = exact ? r->q : NULL,
+                                .y_float = exact ? r->attended_float : NULL};
+    plan_part(p, false, &l->o, c->hidden, q, y, once(p, l->o_bias), r->delta);
 }
 
 static void plan_packed_mlp(struct planning *p, const struct device_mlp *m, const int32_t *id,
@@ -136,19 +188,27 @@ static void plan_packed_mlp(struct planning *p, const struct device_mlp *m, cons
                                                      .inner = m->inner};
 }
 
-static void plan_dense(struct planning *p, const struct device_mlp *m, float *out)
+/* False: nothing of it is this rank's. */
+static bool plan_dense(struct planning *p, const struct device_mlp *m, float *out)
 {
     struct device_room *r = &p->d->room;
     int hidden = p->d->config->hidden;
+    if (m->inner == 0)
+        return false;
     if (m->way == MLP_PACKED) {
         plan_packed_mlp(p, m, r->only, r->ones, 1, out);
-        return;
+        return true;
     }
-    plan_part(p, false, &m->gate, m->inner, hidden, r->x, m->gate_bias, r->gate);
-    plan_part(p, true, &m->up, m->inner, hidden, r->x, m->up_bias, r->up);
-    next(p, CUDA_OP_SWIGLU)->as.swiglu =
-        (struct cuda_swiglu){.gate = r->gate, .up = r->up, .h = r->h, .n = m->inner};
-    plan_part(p, false, &m->down, hidden, m->inner, r->h, m->down_bias, out);
+    bool unrounded =
+        m->down.type == CUDA_NVFP4_TILED || device_is_exact(p->d); /* then h takes gate's place */
+    struct plan_rows x = {r->x, device_quantizes(p->d) ? r->x_float : NULL},
+                     h = {r->h, unrounded ? r->gate : NULL};
+    plan_part(p, false, &m->gate, m->inner, hidden, x, m->gate_bias, r->gate);
+    plan_part(p, true, &m->up, m->inner, hidden, x, m->up_bias, r->up);
+    next(p, CUDA_OP_SWIGLU)->as.swiglu = (struct cuda_swiglu){
+        .gate = r->gate, .up = r->up, .h = r->h, .n = m->inner, .h_float = unrounded ? r->gate : NULL};
+    plan_part(p, false, &m->down, hidden, m->inner, h, once(p, m->down_bias), out);
+    return true;
 }
 
 static void plan_router(struct planning *p, const struct device_layer *l)
@@ -185,7 +245,7 @@ static void plan_plain_experts(struct planning *p, const struct device_mlp *m)
                                                                        .down = m->down,
                                                                        .gate_bias = m->gate_bias,
                                                                        .up_bias = m->up_bias,
-                                                                       .down_bias = m->down_bias,
+                                                                       .down_bias = once(p, m->down_bias),
                                                                        .x = r->x,
                                                                        .id = r->expert,
                                                                        .weight = r->expert_weight,
@@ -196,17 +256,37 @@ static void plan_plain_experts(struct planning *p, const struct device_mlp *m)
                                                                        .inner = m->inner};
 }
 
+static void plan_w4a4_experts(struct planning *p, const struct device_mlp *m)
+{
+    struct device_room *r = &p->d->room;
+    next(p, CUDA_OP_MOE_W4A4)->as.moe_w4a4 = (struct cuda_moe_w4a4){.gate = m->gate,
+                                                                    .up = m->up,
+                                                                    .down = m->down,
+                                                                    .x = r->x_float,
+                                                                    .id = r->expert,
+                                                                    .weight = r->expert_weight,
+                                                                    .out = r->delta,
+                                                                    .n_used = p->d->config->moe.top_k,
+                                                                    .n_expert = m->n_expert,
+                                                                    .hidden = p->d->config->hidden,
+                                                                    .inner = m->inner};
+}
+
+/* Every rank routes all rows: the same numbers, and so the same choice. */
 static void plan_experts(struct planning *p, const struct device_layer *l)
 {
     struct device_room *r = &p->d->room;
     plan_router(p, l);
-    if (l->experts.way == MLP_PACKED)
+    p->delta = l->experts.inner > 0;
+    if (!p->delta)
+        ;
+    else if (l->experts.way == MLP_PACKED)
         plan_packed_mlp(p, &l->experts, r->expert, r->expert_weight, p->d->config->moe.top_k, r->delta);
+    else if (l->experts.way == MLP_W4A4)
+        plan_w4a4_experts(p, &l->experts);
     else
         plan_plain_experts(p, &l->experts);
-    p->shared = l->mlp.inner > 0;
-    if (p->shared)
-        plan_dense(p, &l->mlp, r->shared);
+    p->shared = plan_dense(p, &l->mlp, r->shared);
 }
 
 static struct planning begin(struct device *d, const struct device_shape *s)
@@ -223,51 +303,14 @@ void device_plan_layers(struct device *d, const struct device_shape *s)
     plan_embed(&p);
     for (p.layer = 0; p.layer < d->config->n_layer; p.layer++) {
         const struct device_layer *l = &d->layer[p.layer];
-        plan_norm(&p, l->attention_norm, p.layer > 0, false);
+        plan_norm(&p, l->attention_norm, device_quantizes(d));
         plan_attention(&p, l);
-        plan_norm(&p, l->mlp_norm, true, l->is_moe);
+        plan_sum(&p);
+        plan_norm(&p, l->mlp_norm, l->is_moe || device_quantizes(d));
         if (l->is_moe)
             plan_experts(&p, l);
         else
-            plan_dense(&p, &l->mlp, d->room.delta);
+            p.delta = plan_dense(&p, &l->mlp, d->room.delta);
+        plan_sum(&p);
     }
-}
-
-void device_plan_head(struct device *d, const struct device_shape *s, int first, int n_out, bool exact)
-{
-    const struct model_config *c = d->config;
-    struct planning p = begin(d, s);
-    struct device_room *r = &d->room;
-    const struct device_layer *last = &d->layer[c->n_layer - 1];
-    const int32_t *count = exact ? NULL : p.in.count + COUNT_OUT;
-    add(d, c->n_layer, CUDA_OP_ADD_NORM, n_out, count)->as.add_norm =
-        (struct cuda_add_norm){.residual = r->residual,
-                               .delta = {r->delta, last->is_moe && last->mlp.inner > 0 ? r->shared : NULL},
-                               .row = p.in.out_row + first,
-                               .weight = d->final_norm,
-                               .y = r->x_out,
-                               .n = c->hidden,
-                               .eps = c->norm_eps};
-    add(d, c->n_layer, CUDA_OP_LINEAR, n_out, count)->as.linear =
-        (struct cuda_linear){.part[0] = {.w = d->head, .out = r->logits, .n_out = c->vocab},
-                             .n_part = 1,
-                             .K = c->hidden,
-                             .x = r->x_out};
-}
-
-void device_plan_best(struct device *d, int n_out)
-{
-    add(d, d->config->n_layer, CUDA_OP_ARGMAX, n_out, NULL)->as.argmax =
-        (struct cuda_argmax){.x = d->room.logits, .id = d->room.best, .n = d->config->vocab};
-}
-
-const char *device_op_name(const struct cuda_op *op)
-{
-    static const char *const name[CUDA_OP_KINDS] = {
-        [CUDA_OP_EMBED] = "embed",       [CUDA_OP_ADD_NORM] = "add, norm",       [CUDA_OP_LINEAR] = "linear",
-        [CUDA_OP_QKV] = "rotate, store", [CUDA_OP_ATTENTION] = "attend",         [CUDA_OP_ROUTER] = "route",
-        [CUDA_OP_MOE] = "experts",       [CUDA_OP_MOE_PLAIN] = "experts, plain", [CUDA_OP_SWIGLU] = "swiglu",
-        [CUDA_OP_ARGMAX] = "argmax",
-    };
-    return name[op->kind];
 }

@@ -21,7 +21,8 @@ static int cuda_kv_type(enum kv_type t)
 
 static size_t layer_block_bytes(const struct device *d, enum kv_type type)
 {
-    size_t bytes = cuda_kv_block_bytes(cuda_kv_type(type), d->config->n_kv_head, d->config->head_dim);
+    size_t bytes =
+        cuda_kv_block_bytes(cuda_kv_type(type), d->config->shard.kv_head.count, d->config->head_dim);
     return (bytes + ROOM_ALIGN - 1) / ROOM_ALIGN * ROOM_ALIGN;
 }
 
@@ -42,7 +43,7 @@ uint64_t device_kv_room(const struct device *d)
 enum nyb_code device_kv_reserve(struct device *d, enum kv_type type, int n_block, struct nyb_err *err)
 {
     const struct model_config *c = d->config;
-    size_t one = cuda_kv_block_bytes(cuda_kv_type(type), c->n_kv_head, c->head_dim), half, bytes;
+    size_t one = cuda_kv_block_bytes(cuda_kv_type(type), c->shard.kv_head.count, c->head_dim), half, bytes;
     device_forget_graphs(d);
     if (d->kv_slab) {
         d->plugin->sync(d->gpu);
@@ -67,7 +68,7 @@ enum nyb_code device_kv_reserve(struct device *d, enum kv_type type, int n_block
                                     .v = d->kv_slab + (2 * (size_t)i + 1) * half,
                                     .scale = d->kv_scales + 2 * i,
                                     .type = cuda_kv_type(type),
-                                    .n_kv_head = c->n_kv_head,
+                                    .n_kv_head = c->shard.kv_head.count,
                                     .head_dim = c->head_dim};
     return NYB_OK;
 }
@@ -101,7 +102,8 @@ static int linear_inner(const struct device *d)
 static void lay_out(const struct device *d, struct device_room *r, struct taking *t)
 {
     const struct model_config *c = d->config;
-    int n = r->n_row, q = c->n_head * c->head_dim, kv = c->n_kv_head * c->head_dim, inner = linear_inner(d);
+    int n = r->n_row, q = c->shard.head.count * c->head_dim, kv = c->shard.kv_head.count * c->head_dim,
+        inner = linear_inner(d);
     int head = n < DEVICE_HEAD_ROWS ? n : DEVICE_HEAD_ROWS;
     r->residual = take(t, n, c->hidden, sizeof(float));
     r->delta = take(t, n, c->hidden, sizeof(float));
@@ -122,7 +124,11 @@ static void lay_out(const struct device *d, struct device_room *r, struct taking
     r->only = take(t, n, 1, sizeof(int32_t));
     r->ones = take(t, n, 1, sizeof(float));
     r->x_out = take(t, head, c->hidden, sizeof(uint16_t));
-    r->logits = take(t, head, c->vocab, sizeof(float));
+    r->x_out_float = take(t, device_quantizes(d) ? head : 0, c->hidden, sizeof(float));
+    r->attended_float = take(t, device_quantizes(d) ? n : 0, q, sizeof(float));
+    r->columns =
+        take(t, device_has_peers(d) ? head : 0, shard_units(&c->shard, c->vocab).count, sizeof(float));
+    r->logits = take(t, c->shard.rank == 0 ? head : 0, c->vocab, sizeof(float));
     r->best = take(t, head, 1, sizeof(int32_t));
 }
 

@@ -11,7 +11,7 @@
 #define DEVICE_GRAPH_ROWS   256   /* of the largest step that is recorded as a graph */
 #define DEVICE_GRAPHS_MAX   48
 
-enum place_layout { PLACE_VECTOR, PLACE_PLAIN, PLACE_PACKED, PLACE_GATE, PLACE_UP };
+enum place_layout { PLACE_VECTOR, PLACE_PLAIN, PLACE_PACKED, PLACE_GATE, PLACE_UP, PLACE_TILED };
 
 /* Where a slot lies. */
 struct device_place {
@@ -26,6 +26,7 @@ enum mlp_way {
     MLP_PACKED, /* CUDA_OP_MOE */
     MLP_LINEAR, /* three products and swiglu */
     MLP_PLAIN,  /* CUDA_OP_MOE_PLAIN */
+    MLP_W4A4,   /* CUDA_OP_MOE_W4A4 */
 };
 struct device_mlp {
     enum mlp_way way;
@@ -33,6 +34,11 @@ struct device_mlp {
     uint8_t *gate_up, *packed_down;         /* MLP_PACKED */
     struct cuda_weight gate, up, down;      /* else; scales in any case */
     float *gate_bias, *up_bias, *down_bias; /* or NULL */
+};
+
+/* A number of a weight on the GPU: where this process has it, and what it is multiplied with, or NULL. */
+struct device_scale {
+    const float *of, *times;
 };
 
 struct device_layer {
@@ -50,21 +56,23 @@ struct device_room {
     int n_row; /* that there is room for */
     uint8_t *slab;
     size_t bytes;
-    float *residual, *delta, *shared; /* (n_row, hidden)         */
-    uint16_t *x;                      /* (n_row, hidden) bf16    */
-    float *x_float;                   /* (n_row, hidden)         */
-    float *q, *k, *v;                 /* (n_row, heads * dim)    */
-    uint16_t *q_out, *attended;       /* (n_row, heads * dim)    */
-    float *router_logits;             /* (n_row, n_expert)       */
-    int32_t *expert;                  /* (n_row, top_k)          */
-    float *expert_weight;             /* (n_row, top_k)          */
-    float *gate, *up;                 /* (n_row, inner) of MLP_LINEAR */
-    uint16_t *h;                      /* (n_row, inner)          */
-    int32_t *only;                    /* (n_row) zeros: the one expert of a dense MLP */
-    float *ones;                      /* (n_row)                 */
-    uint16_t *x_out;                  /* (DEVICE_HEAD_ROWS, hidden) */
-    float *logits;                    /* (DEVICE_HEAD_ROWS, vocab)  */
-    int32_t *best;                    /* (DEVICE_HEAD_ROWS)         */
+    float *residual, *delta, *shared;    /* (n_row, hidden)         */
+    uint16_t *x;                         /* (n_row, hidden) bf16    */
+    float *x_float;                      /* (n_row, hidden)         */
+    float *q, *k, *v;                    /* (n_row, heads * dim)    */
+    uint16_t *q_out, *attended;          /* (n_row, heads * dim)    */
+    float *router_logits;                /* (n_row, n_expert)       */
+    int32_t *expert;                     /* (n_row, top_k)          */
+    float *expert_weight;                /* (n_row, top_k)          */
+    float *gate, *up;                    /* (n_row, inner) of MLP_LINEAR */
+    uint16_t *h;                         /* (n_row, inner)          */
+    int32_t *only;                       /* (n_row) zeros: the one expert of a dense MLP */
+    float *ones;                         /* (n_row)                 */
+    uint16_t *x_out;                     /* (DEVICE_HEAD_ROWS, hidden) */
+    float *attended_float, *x_out_float; /* the same unrounded, where device_quantizes() */
+    float *columns;                      /* (DEVICE_HEAD_ROWS, this rank's) of several: its logits */
+    float *logits;                       /* (DEVICE_HEAD_ROWS, vocab) of rank 0 */
+    int32_t *best;                       /* (DEVICE_HEAD_ROWS)         */
 };
 
 /* What a step is made for: rows that its launches cover, not those of one batch. */
@@ -95,6 +103,8 @@ struct device_graph {
     uint64_t used; /* step of the last use */
 };
 
+struct device_peers;
+
 struct device {
     const struct cuda_plugin *plugin;
     struct cuda_gpu *gpu;
@@ -107,8 +117,8 @@ struct device {
     size_t slab_bytes;
     struct device_place *place; /* (n_place), by `of` */
     int n_place, cap_place;
-    const float **scale_of; /* (n_scale) where this process has each of them */
-    float *scales;          /* (n_scale) the GPU's */
+    struct device_scale *scale_of; /* (n_scale) */
+    float *scales;                 /* (n_scale) the GPU's */
     int n_scale, cap_scale;
     struct cuda_weight embed, head;
     float *final_norm;
@@ -130,7 +140,19 @@ struct device {
     int n_graph;
     uint64_t n_step, n_replayed;
     uint64_t *load; /* (n_layer, n_expert) the GPU's, or NULL */
+    /* ---- ranks ---- */
+    struct device_peers *peers; /* device_peers.c; NULL: this is the only one */
+    int sum_way;                /* enum cuda_reduce_way */
+    bool no_fusion;
 };
+
+/* Leaves the others. Before the GPU is closed; NULL peers are fine. */
+void device_leave(struct device *d);
+/* Whether steps are run by several GPUs together. */
+static inline bool device_has_peers(const struct device *d)
+{
+    return d->peers;
+}
 
 /* The plug-in's last error as ours. */
 enum nyb_code device_failed(const struct device *d, const char *doing, struct nyb_err *err);
@@ -156,6 +178,17 @@ size_t device_input_layout(const struct device_shape *s, uint8_t *base, struct d
 size_t device_input_bytes(const struct device_shape *s, const struct batch *b);
 void device_input_write(const struct device_shape *s, const struct batch *b, uint8_t *base);
 
+/* Products round what goes into them to NVFP4, from numbers that are not rounded yet. Where the cache is fp32
+ * too, nothing else is rounded: device_is_exact(). Only once there is a cache. */
+static inline bool device_quantizes(const struct device *d)
+{
+    return d->option.gemm_backend == DEVICE_BACKEND_CUBLASLT_NVFP4;
+}
+static inline bool device_is_exact(const struct device *d)
+{
+    return device_quantizes(d) && d->kv[0].type == CUDA_KV_F32;
+}
+
 /* ---- device_step.c ------------------------------------------------------------------------------- */
 
 /* The shape that a batch is run with when nobody watches. */
@@ -163,8 +196,16 @@ struct device_shape device_step_shape(const struct device *d, const struct batch
 
 /* ---- device_plan.c ------------------------------------------------------------------------------- */
 
-/* Embedding to the last layer, and the head for the first rows of out_row. */
+/* Embedding to the last layer, and the head for the first rows of out_row. Of several ranks all plan the same
+ * sums, and the head brings its columns to rank 0. */
 void device_plan_layers(struct device *d, const struct device_shape *s);
+struct cuda_op *device_plan_add(struct device *d, int layer, enum cuda_op_kind kind, int n_row,
+                                const int32_t *count);
+/* A norm: of what several ranks have together, unless that is `summed` up already (or there is nothing). */
+void device_plan_norm(struct device *d, int layer, int n_row, const int32_t *count,
+                      const struct cuda_add_norm *n, bool summed);
+/* ---- device_plan_head.c -------------------------------------------------------------------------- */
+
 void device_plan_head(struct device *d, const struct device_shape *s, int first, int n_out, bool exact);
 void device_plan_best(struct device *d, int n_out); /* of the logits that are there */
 void device_plan_clear(struct device *d);

@@ -200,8 +200,11 @@ static enum nyb_code show_after(const struct watch *w, int i)
         return show_hidden(w, -1, d->room.residual);
     if (op->kind == CUDA_OP_ROUTER)
         return show_routing(w, layer);
-    bool complete = op->kind == CUDA_OP_ADD_NORM && layer > 0 && layer < d->config->n_layer &&
-                    op->as.add_norm.weight == d->layer[layer].attention_norm;
+    const struct cuda_add_norm *norm = op->kind == CUDA_OP_ADD_NORM     ? &op->as.add_norm
+                                       : op->kind == CUDA_OP_ALL_REDUCE ? &op->as.all_reduce.norm
+                                                                        : NULL;
+    bool complete = norm && norm->weight && layer > 0 && layer < d->config->n_layer &&
+                    norm->weight == d->layer[layer].attention_norm;
     return complete ? show_hidden(w, layer - 1, d->room.residual) : NYB_OK;
 }
 
@@ -222,18 +225,20 @@ static enum nyb_code run_watched(const struct watch *w)
     return NYB_OK;
 }
 
-/* After the head, which reads the stream as it was: the last layer's sum and its norm, of all rows. */
+/* After the head, which reads the stream as it was: the last layer's sum and its norm, of all rows. Of
+ * several ranks all take part in any step that is watched, whoever looks at what. */
 static enum nyb_code show_final(const struct watch *w, const struct device_shape *s)
 {
     struct device *d = w->d;
-    if (!w->probe->hidden)
+    if (!w->probe->hidden && !device_has_peers(d))
         return NYB_OK;
     device_plan_clear(d);
     device_plan_head(d, s, 0, s->n_row, true);
     struct cuda_op op = d->plan.op[0];
-    op.as.add_norm.row = NULL;
-    op.as.add_norm.y = d->room.x;
-    op.as.add_norm.y_float = d->room.x_float;
+    struct cuda_add_norm *norm = op.kind == CUDA_OP_ADD_NORM ? &op.as.add_norm : &op.as.all_reduce.norm;
+    norm->row = NULL;
+    norm->y = d->room.x;
+    norm->y_float = d->room.x_float;
     if (!d->plugin->run(d->gpu, &op, 1))
         return device_failed(d, "the last norm", w->err);
     TRY(show_hidden(w, d->config->n_layer - 1, d->room.residual));

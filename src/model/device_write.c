@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "fp4/fp4.h"
 #include "kernels/cuda/cuda_layout.h"
+#include "kernels/cuda/cuda_tiled.h"
 #include "model/device_state.h"
 #include "model/fill.h"
 
@@ -28,9 +29,11 @@ static bool write_packed(const struct device_place *place, const struct fill_pie
     const struct cuda_pack pack = {.device = place->data,
                                    .codes = p->rows,
                                    .scales = p->scales,
-                                   .rows = place->layout == PLACE_GATE ? CUDA_PACK_GATE
-                                           : place->layout == PLACE_UP ? CUDA_PACK_UP
-                                                                       : CUDA_PACK_WHOLE,
+                                   .rows = place->layout == PLACE_GATE    ? CUDA_PACK_GATE
+                                           : place->layout == PLACE_UP    ? CUDA_PACK_UP
+                                           : place->layout == PLACE_TILED ? CUDA_PACK_TILED
+                                                                          : CUDA_PACK_WHOLE,
+                                   .block = place->block,
                                    .first = p->row,
                                    .n_row = p->n_row,
                                    .n_whole = w->n,
@@ -47,6 +50,11 @@ enum nyb_code device_place_write(const struct fill_piece *p, struct nyb_err *err
               : place->layout == PLACE_PLAIN ? write_plain(place, p)
                                              : write_packed(place, p);
     return ok ? NYB_OK : device_failed(d, "copying weights", err);
+}
+
+enum nyb_code device_settle_weights(struct device *d, struct nyb_err *err)
+{
+    return d->plugin->sync(d->gpu) ? NYB_OK : device_failed(d, "packing weights", err);
 }
 
 /* bytes of data into the state, a piece at a time. */
@@ -68,6 +76,9 @@ uint64_t device_place_hash(const struct slot *s)
     if (p->layout == PLACE_PLAIN) {
         bytes = n * weight_row_bytes(s->weight->type, s->k);
         block_bytes = p->block ? n * k / FP4_GROUP : 0;
+    } else if (p->layout == PLACE_TILED) {
+        bytes = cuda_tiled_code_bytes(n, k);
+        block_bytes = cuda_tiled_scale_bytes(n, k);
     } else if (p->layout != PLACE_VECTOR) {
         bytes = cuda_layout_bytes(p->layout == PLACE_PACKED ? n : 2 * n, k);
     }
@@ -86,7 +97,7 @@ enum nyb_code device_write_scales(struct device *d, struct nyb_err *err)
 {
     float *all = mem_alloc((size_t)d->n_scale, sizeof(*all));
     for (int i = 0; i < d->n_scale; i++)
-        all[i] = *d->scale_of[i];
+        all[i] = *d->scale_of[i].of * (d->scale_of[i].times ? *d->scale_of[i].times : 1.0f);
     bool ok = d->plugin->write(d->gpu, d->scales, all, (size_t)d->n_scale * sizeof(*all));
     free(all);
     return ok ? NYB_OK : device_failed(d, "copying scales", err);

@@ -6,15 +6,8 @@
 #include "fp4/fp4.h"
 #include "model/rebalance.h"
 
-#define CHANNEL    0
-#define FOLDER_MAX 1024
-#define SLACK      4096 /* of a message: what a backend may add */
-
-/* What a slot says about itself besides its shape. */
-struct facts {
-    float global_scale, input_scale;
-    char folder[FOLDER_MAX]; /* "": nobody can read it again */
-};
+#define CHANNEL 0
+#define SLACK   4096 /* of a message: what a backend may add */
 
 /* Rows of a parameter in a message: all elements, then all block scales. */
 struct piece {
@@ -33,8 +26,8 @@ struct message {
 struct end {
     int slot, rank, expert;
     bool here;
-    uint8_t *buffer;                      /* what it sends */
-    struct facts facts[EXPERT_PARTS_MAX]; /* that have come here */
+    uint8_t *buffer;                             /* what it sends */
+    struct expert_facts facts[EXPERT_PARTS_MAX]; /* that have come here */
 };
 
 struct moving {
@@ -43,6 +36,7 @@ struct moving {
     const struct expert_shape *shape;
     struct end from, to;
     bool exchange;
+    struct origins_left *left;
 };
 
 /* ---- shapes -------------------------------------------------------------------------------------- */
@@ -82,7 +76,7 @@ static bool fits_messages(const struct model *m, const struct expert_shape *e)
         most = panel > most ? panel : most;
     }
     return comm_slot_bytes(m->comm) > SLACK &&
-           most + (size_t)e->n_part * sizeof(struct facts) <= message_room(m);
+           most + (size_t)e->n_part * sizeof(struct expert_facts) <= message_room(m);
 }
 
 static struct part_shape shape_of(const struct slot *s)
@@ -133,7 +127,7 @@ static bool next_message(const struct moving *v, int *part, int *row, struct mes
 {
     size_t room = message_room(v->m);
     bool first = *part == 0 && *row == 0;
-    *msg = (struct message){.bytes = first ? (size_t)v->shape->n_part * sizeof(struct facts) : 0};
+    *msg = (struct message){.bytes = first ? (size_t)v->shape->n_part * sizeof(struct expert_facts) : 0};
     while (*part < v->shape->n_part) {
         const struct part_shape *p = &v->shape->part[*part];
         size_t fit = row_bytes(p) ? (room - msg->bytes) / row_bytes(p) : (size_t)rows(p);
@@ -197,24 +191,11 @@ static void write_panel(void *arg, int item, int worker)
                  scale ? c->scales + (size_t)begin * scale : NULL);
 }
 
-static struct facts facts_of(const struct slot *s)
-{
-    struct facts f = {0};
-    if (s->kind == SLOT_MATRIX) {
-        f.global_scale = s->weight->global_scale;
-        f.input_scale = s->weight->input_scale;
-    }
-    const char *folder = s->origin ? origin_ckpt(s->origin)->folder : NULL;
-    if (folder && strlen(folder) < sizeof(f.folder))
-        memcpy(f.folder, folder, strlen(folder) + 1);
-    return f;
-}
-
 static void fill_message(const struct moving *v, const struct end *e, const struct message *msg)
 {
     if (msg->piece[0].at) /* the first */
         for (int i = 0; i < v->shape->n_part; i++) {
-            struct facts f = facts_of(slot_of(v, e, i));
+            const struct expert_facts f = expert_facts_of(slot_of(v, e, i));
             memcpy(e->buffer + (size_t)i * sizeof(f), &f, sizeof(f));
         }
     for (int i = 0; i < msg->n_piece; i++) {
@@ -271,59 +252,13 @@ static bool carry(struct moving *v, const struct message *msg)
     return true;
 }
 
-/* ---- facts --------------------------------------------------------------------------------------- */
-
-/* An open checkpoint of this folder, whoever's it is. */
-static struct origin *origin_of(const struct model *m, const char *folder)
-{
-    for (int i = 0; i < m->weights.slots.n; i++) {
-        struct origin *o = m->weights.slots.slot[i].origin;
-        const char *its = o ? origin_ckpt(o)->folder : NULL;
-        if (its && !strcmp(its, folder))
-            return o;
-    }
-    return NULL;
-}
-
-static void forget_source(struct slot *s)
-{
-    s->source = (struct linear_source){0};
-    s->tensor = NULL;
-    s->origin = NULL;
-}
-
-/* Where the slot's rows could be read again, if this rank has that open. */
-static void find_source(const struct model *m, struct slot *s, const char *folder)
-{
-    struct nyb_err err;
-    struct origin *o = folder[0] ? origin_of(m, folder) : NULL;
-    forget_source(s);
-    if (!o)
-        return;
-    struct ckpt *c = (struct ckpt *)(uintptr_t)origin_ckpt(o); /* marks what it finds as used, no more */
-    const struct part_shape is = shape_of(s);
-    if (source_resolve_slot(s, c, m->quant, &err) == NYB_OK &&
-        (s->kind == SLOT_VECTOR || (int32_t)s->weight->type == is.type))
-        s->origin = origin_share(o);
-    else
-        forget_source(s);
-    if (s->kind == SLOT_MATRIX)
-        s->weight->type = (enum weight_type)is.type;
-}
-
 /* The end's slot holds the expert now. */
 static void take_facts(const struct moving *v, const struct end *e, int expert)
 {
     for (int i = 0; i < v->shape->n_part; i++) {
         struct slot *s = slot_of(v, e, i);
-        struct origin *was = s->origin;
         s->name = v->layer->expert_name[expert * v->shape->n_part + i];
-        find_source(v->m, s, e->facts[i].folder);
-        if (s->kind == SLOT_MATRIX) {
-            s->weight->global_scale = e->facts[i].global_scale;
-            s->weight->input_scale = e->facts[i].input_scale;
-        }
-        origin_drop(was);
+        expert_facts_take(s, &e->facts[i], &v->m->weights.slots, v->left);
     }
 }
 
@@ -353,10 +288,11 @@ static bool move_rows(struct moving *v, uint64_t *bytes)
 }
 
 bool expert_move(struct model *m, int layer, const struct expert_shape *shape,
-                 const struct placement_move *move, uint64_t *bytes)
+                 const struct placement_move *move, struct origins_left *left, uint64_t *bytes)
 {
     struct placement *p = &m->ep.placement[layer];
-    struct moving v = {.m = m, .layer = &m->weights.layer[layer], .shape = shape, .exchange = move->exchange};
+    struct moving v = {
+        .m = m, .layer = &m->weights.layer[layer], .shape = shape, .exchange = move->exchange, .left = left};
     set_end(m, p, move->from, &v.from);
     set_end(m, p, move->to, &v.to);
     bool there = move_rows(&v, bytes);

@@ -121,7 +121,7 @@ static enum nyb_code open_weights(struct model *m, const struct model_options *o
 /* Every slot remembers the checkpoint, which stays open as long as one does. */
 static void keep_origin(struct slots *s, struct ckpt *c)
 {
-    struct origin *o = origin_new(c);
+    struct origin *o = origin_new(c, 0);
     for (int i = 0; i < s->n; i++)
         s->slot[i].origin = origin_share(o);
     origin_drop(o);
@@ -165,6 +165,7 @@ static enum nyb_code join_ranks(struct model *m, const struct model_options *o, 
                       "is %d: copies of experts need expert parallelism over several ranks",
                       o->redundant_experts);
     shard_set(&c->shard, comm_rank(m->comm), comm_size(m->comm), c->n_head, c->n_kv_head);
+    c->shard.wide = o->device != DEVICE_CPU;
     if (c->shard.size > 1 && c->head_dim % SHARD_UNIT)
         return err_set(err, NYB_E_UNSUPPORTED,
                        "heads of %d elements cannot be shared out over ranks: expected a "
@@ -199,7 +200,7 @@ static enum nyb_code open_all(struct model *m, const struct model_options *o, st
     if (c)
         keep_origin(&m->weights.slots, c);
     if (m->device)
-        return NYB_OK;
+        return device_settle_weights(m->device, err);
     if (o->n_thread <= 0)
         TRY(settle_threads(m, err));
     return rope_open(&m->rope, &m->config.rope, m->config.max_position, err);
@@ -220,7 +221,8 @@ enum nyb_code model_open(struct model **out, const struct model_options *o, stru
     } else {
         m->own_comm = true;
         rebalance_open(m);
-        comm_calibrate(m->comm, kernels_cpu(), m->pool, !o->no_fusion, o->fusion_max_tokens);
+        if (!m->device) /* GPUs do not send through it */
+            comm_calibrate(m->comm, kernels_cpu(), m->pool, !o->no_fusion, o->fusion_max_tokens);
     }
     *out = m;
     return code;

@@ -40,8 +40,8 @@ bool model_parse_dispatch(const char *text, enum dispatch_type *out); /* "f32", 
 /* What computes. */
 enum device_choice {
     DEVICE_CPU,
-    DEVICE_CUDA, /* the first GPU; an error where that cannot be */
-    DEVICE_AUTO, /* the first GPU where it can take the whole model, else the CPU, and says why */
+    DEVICE_CUDA, /* the first GPU, or of several ranks rank r's is GPU r; an error where that cannot be */
+    DEVICE_AUTO, /* the same where they can take the whole model, else the CPU, and says why */
 };
 
 /* Kernels for quantized products on a GPU (docs/BACKENDS.md). */

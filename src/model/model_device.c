@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "model/device.h"
+#include "model/ranks.h"
 
 #define LOAD_EVERY_NS 1000000000u /* the GPU's counters of routers' choices are read */
 
@@ -51,6 +52,9 @@ enum nyb_code model_device_profile(struct model *m, const struct batch *b,
 {
     if (!m->device)
         return err_set(err, NYB_E_ARG, "the model is not on a GPU");
+    if (comm_size(m->comm) > 1)
+        return err_set(err, NYB_E_UNSUPPORTED, "kernels are profiled on one GPU: there are %d",
+                       comm_size(m->comm));
     return device_profile(m->device, b, fn, arg, err);
 }
 
@@ -58,25 +62,42 @@ enum nyb_code model_device_profile(struct model *m, const struct batch *b,
 
 static enum nyb_code check_support(const struct model *m, struct nyb_err *err)
 {
-    if (comm_size(m->comm) > 1)
+    if (m->config.shard.ep_size > 1)
         return err_at(err, NYB_E_UNSUPPORTED, "device", -1,
-                      "cuda: one rank alone computes on a GPU, and there are %d", comm_size(m->comm));
-    if (m->compute != COMPUTE_BF16)
+                      "cuda: expert parallelism is the CPU's; GPUs share out features (tensor parallelism)");
+    if (m->compute != COMPUTE_BF16 && m->compute != COMPUTE_W4A4)
         return err_at(err, NYB_E_UNSUPPORTED, "compute", -1,
-                      "%s: a GPU computes in bf16 only (--compute bf16, or --device cpu)",
+                      "%s: a GPU computes in bf16 or w4a4 (--compute bf16, or --device cpu)",
                       compute_name(m->compute));
     return NYB_OK;
 }
 
+/* The kernels that are asked for compute in the mode that is: one of them for all NVFP4 products. */
+static enum nyb_code check_backends(const struct model *m, const struct model_options *o, struct nyb_err *err)
+{
+    bool w4a4 = m->compute == COMPUTE_W4A4, gemm = o->gemm_backend == DEVICE_BACKEND_CUBLASLT_NVFP4,
+         moe = o->moe_backend == DEVICE_BACKEND_CUBLASLT_NVFP4;
+    if (!w4a4 && (gemm || moe))
+        return err_at(
+            err, NYB_E_UNSUPPORTED, gemm ? "gemm-backend" : "moe-backend", -1,
+            "cublaslt-nvfp4 rounds the inputs of products to NVFP4: it takes --compute w4a4, not %s",
+            compute_name(m->compute));
+    if (w4a4 && (!gemm || (m->config.moe.n_expert > 0 && !moe)))
+        return err_at(err, NYB_E_UNSUPPORTED, "compute", -1,
+                      "w4a4: a GPU computes so with --gemm-backend and --moe-backend cublaslt-nvfp4 only");
+    return NYB_OK;
+}
+
 /* What is in the way is an error, or with DEVICE_AUTO a line. */
-static enum nyb_code settle(const struct model_options *o, enum nyb_code code, const struct nyb_err *why,
-                            struct nyb_err *err)
+static enum nyb_code settle(const struct model *m, const struct model_options *o, enum nyb_code code,
+                            const struct nyb_err *why, struct nyb_err *err)
 {
     char text[sizeof(why->message) + sizeof(why->where) + 32];
     if (code == NYB_OK)
         return code;
-    if (o->device == DEVICE_AUTO) {
-        log_info("the CPU computes: %s", err_format(why, text, sizeof(text)));
+    if (o->device == DEVICE_AUTO && code != NYB_E_RANK) {
+        if (comm_rank(m->comm) == 0)
+            log_info("the CPU computes: %s", err_format(why, text, sizeof(text)));
         return NYB_OK;
     }
     if (err)
@@ -84,19 +105,37 @@ static enum nyb_code settle(const struct model_options *o, enum nyb_code code, c
     return code;
 }
 
+/* Rank r has GPU r. All ranks come here, and either all get theirs or none keeps one. */
+static enum nyb_code open_together(struct model *m, const struct model_options *o, struct nyb_err *err)
+{
+    const struct device_options options = {.moe_backend = o->moe_backend,
+                                           .gemm_backend = o->gemm_backend,
+                                           .max_tokens = o->max_batched_tokens,
+                                           .no_graphs = o->no_graphs,
+                                           .index = comm_rank(m->comm)};
+    const struct device_peer_options peers = {.no_fusion = o->no_fusion};
+    enum nyb_code code = check_support(m, err);
+    if (code == NYB_OK)
+        code = device_open(&m->device, &options, err);
+    if (code == NYB_OK)
+        code = check_backends(m, o, err);
+    if (comm_size(m->comm) == 1)
+        return code;
+    code = ranks_agree(m->comm, code, err);
+    return code == NYB_OK ? device_join(m->device, m->comm, &peers, err) : code;
+}
+
 enum nyb_code model_device_open(struct model *m, const struct model_options *o, struct nyb_err *err)
 {
     struct nyb_err why;
     if (o->device == DEVICE_CPU)
         return NYB_OK;
-    const struct device_options options = {.moe_backend = o->moe_backend,
-                                           .gemm_backend = o->gemm_backend,
-                                           .max_tokens = o->max_batched_tokens,
-                                           .no_graphs = o->no_graphs};
-    enum nyb_code code = check_support(m, &why);
-    if (code == NYB_OK)
-        code = device_open(&m->device, &options, &why);
-    return settle(o, code, &why, err);
+    enum nyb_code code = open_together(m, o, &why);
+    if (code != NYB_OK) {
+        device_close(m->device);
+        m->device = NULL;
+    }
+    return settle(m, o, code, &why, err);
 }
 
 enum nyb_code model_device_place(struct model *m, const struct model_options *o, struct nyb_err *err)
@@ -108,6 +147,7 @@ enum nyb_code model_device_place(struct model *m, const struct model_options *o,
         code = device_place_weights(m->device, &m->config, &m->weights, &why);
     if (code == NYB_OK)
         code = device_prepare(m->device, &m->rope, &why);
+    code = ranks_agree_slowly(m->comm, code, &why);
     if (code == NYB_OK)
         return code;
     device_close(m->device);
@@ -117,7 +157,7 @@ enum nyb_code model_device_place(struct model *m, const struct model_options *o,
         s->slot[i].place = NULL;
         slot_set_address(&s->slot[i], NULL);
     }
-    return settle(o, code, &why, err);
+    return settle(m, o, code, &why, err);
 }
 
 /* ---- cache and steps ----------------------------------------------------------------------------- */
@@ -129,8 +169,10 @@ enum nyb_code model_device_kv_reserve(struct model *m, int n_block, struct nyb_e
     TRY(device_kv_reserve(m->device, m->kv_type, n_block, err));
     m->kv = mem_alloc((size_t)c->n_layer, sizeof(*m->kv));
     for (int i = 0; i < c->n_layer; i++)
-        m->kv[i] = (struct kv_layer){
-            .type = m->kv_type, .n_block = n_block, .n_kv_head = c->n_kv_head, .head_dim = c->head_dim};
+        m->kv[i] = (struct kv_layer){.type = m->kv_type,
+                                     .n_block = n_block,
+                                     .n_kv_head = c->shard.kv_head.count,
+                                     .head_dim = c->head_dim};
     return NYB_OK;
 }
 
@@ -150,10 +192,29 @@ static enum nyb_code copy_load(struct model *m, struct nyb_err *err)
     return code;
 }
 
+/* What one rank cannot do ends the job on all: the others wait for its GPU. */
+static enum nyb_code tell_ranks(struct model *m, enum nyb_code code, struct nyb_err *err)
+{
+    char text[512];
+    if (code == NYB_OK || comm_size(m->comm) == 1)
+        return code;
+    comm_fail(m->comm, "rank %d: %s", comm_rank(m->comm), err_format(err, text, sizeof(text)));
+    return comm_status(m->comm, err); /* the first reason, the same everywhere */
+}
+
+/* Of several ranks every one runs the same launches: a step that rank 0 watches is no graph anywhere. */
 enum nyb_code model_device_forward(struct model *m, const struct batch *b, float *logits, int32_t *best,
                                    const struct model_probe *probe, struct nyb_err *err)
 {
-    TRY(device_forward(m->device, b, logits, best, probe, err));
+    static const struct model_probe looks_at_nothing;
+    struct nyb_err own;
+    ranks_forward(m, b, probe != NULL, 0);
+    if (m->following && m->watched)
+        probe = &looks_at_nothing;
+    err = err ? err : &own;
+    enum nyb_code code = tell_ranks(m, device_forward(m->device, b, logits, best, probe, err), err);
+    arena_reset(&m->forward.step); /* what travelled */
+    TRY(code);
     return copy_load(m, err);
 }
 

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "fp4/fp4.h"
+#include "model/logical.h"
 #include "model/model_state.h"
 #include "model/ranks.h"
 
@@ -71,23 +73,94 @@ static size_t values_wanted(const struct part *p, size_t n)
     return total;
 }
 
-/* This rank's of the first n values, one row of its part after the other; count of them. */
-static void take_values(const struct slot *s, const struct part *p, size_t n, float *to, size_t count)
+/* ---- this rank's values -------------------------------------------------------------------------- */
+
+/* A panel of a matrix, as it is read and as this process would serve it, and one of its rows. */
+struct panel {
+    struct fill_piece piece;
+    struct weight weight;
+    float *row;
+};
+
+static void panel_close(struct panel *b)
 {
-    if (!p->matrix && count)
-        memcpy(to, *s->vector, count * sizeof(*to));
-    if (!p->matrix)
-        return;
-    float *row = mem_alloc((size_t)p->k + 1, sizeof(*row));
-    for (int i = 0; count; i++) {
+    free(b->piece.rows);
+    free(b->piece.scales);
+    free(b->weight.data);
+    free(b->row);
+}
+
+static enum nyb_code panel_open(struct panel *b, const struct slot *s, struct nyb_err *err)
+{
+    const struct weight *w = s->weight;
+    size_t rows = WEIGHT_PANEL * weight_row_bytes(w->type, w->k), k = (size_t)w->k;
+    *b = (struct panel){.piece = {.slot = s}, .weight = *w};
+    b->weight.data = mem_try_aligned(weight_data_bytes(w->type, WEIGHT_PANEL, w->k));
+    b->piece.rows = mem_try_aligned(rows);
+    b->piece.scales = mem_try_aligned(WEIGHT_PANEL * k / FP4_GROUP + 1);
+    b->row = mem_try_alloc(k, sizeof(*b->row));
+    if (b->weight.data && b->piece.rows && b->piece.scales && b->row)
+        return NYB_OK;
+    panel_close(b);
+    return err_set(err, NYB_E_MEMORY, "no memory for %d rows of %d weights", WEIGHT_PANEL, w->k);
+}
+
+/* Rows from `row` on: in the layout of this process wherever they lie, so that all have the same values. */
+static enum nyb_code panel_read(struct panel *b, int row, struct nyb_err *err)
+{
+    int left = b->piece.slot->n - row;
+    b->piece.row = row;
+    b->piece.n_row = b->weight.n = left < WEIGHT_PANEL ? left : WEIGHT_PANEL;
+    TRY(logical_read(&b->piece, err));
+    weight_write(&b->weight, 0, b->weight.n, b->piece.rows, b->piece.scales);
+    return NYB_OK;
+}
+
+static enum nyb_code take_rows(const struct slot *s, const struct part *p, size_t n, float *to, size_t count,
+                               struct nyb_err *err)
+{
+    struct panel b;
+    enum nyb_code code = panel_open(&b, s, err);
+    if (code != NYB_OK)
+        return code;
+    for (int i = 0; count && code == NYB_OK; i++) {
         size_t wanted = columns_wanted(p, i, n);
-        weight_row_to_float(s->weight, i, row);
-        memcpy(to, row, wanted * sizeof(*row));
+        if (i % WEIGHT_PANEL == 0)
+            code = panel_read(&b, i, err);
+        if (code != NYB_OK)
+            break;
+        weight_row_to_float(&b.weight, i % WEIGHT_PANEL, b.row);
+        memcpy(to, b.row, wanted * sizeof(*to));
         to += wanted;
         count -= wanted;
     }
-    free(row);
+    panel_close(&b);
+    return code;
 }
+
+static enum nyb_code take_vector(const struct slot *s, float *to, size_t count, struct nyb_err *err)
+{
+    float *all = mem_try_alloc((size_t)s->n, sizeof(*all));
+    const struct fill_piece piece = {.slot = s, .n_row = 1, .rows = (uint8_t *)all};
+    if (!all)
+        return err_set(err, NYB_E_MEMORY, "no memory for %d weights", s->n);
+    enum nyb_code code = logical_read(&piece, err);
+    if (code == NYB_OK)
+        memcpy(to, all, count * sizeof(*to));
+    free(all);
+    return code;
+}
+
+/* Of the first n values of the parameter, one row of the part after the other; count of them. */
+static enum nyb_code take_values(const struct slot *s, const struct part *p, size_t n, float *to,
+                                 size_t count, struct nyb_err *err)
+{
+    if (!count)
+        return NYB_OK;
+    return p->matrix ? take_rows(s, p, n, to, count, err) : take_vector(s, to, count, err);
+}
+
+/* ---- of all ranks -------------------------------------------------------------------------------- */
 
 /* And back: into the whole parameter's first n. */
 static void put_values(const struct part *p, size_t n, const float *from, size_t count, float *to)
@@ -110,26 +183,57 @@ static bool is_copy(const struct part *all, int rank)
     return false;
 }
 
+/* How a rank's reading has ended. */
+struct outcome {
+    int32_t code;
+    struct nyb_err err;
+};
+
+/* The first rank's that has failed, on all of them. */
+static enum nyb_code agree(const struct model *m, const struct outcome *own, struct nyb_err *err)
+{
+    size_t n = (size_t)comm_size(m->comm);
+    struct outcome *all = mem_alloc(n, sizeof(*all));
+    enum nyb_code code = ranks_gather(m, own, sizeof(*own), all) ? NYB_OK : comm_status(m->comm, err);
+    for (size_t r = 0; r < n && code == NYB_OK; r++) {
+        code = (enum nyb_code)all[r].code;
+        if (code != NYB_OK && err)
+            *err = all[r].err;
+    }
+    free(all);
+    return code;
+}
+
+static size_t values_given(const struct part *all, int rank, size_t n)
+{
+    return is_copy(all, rank) ? 0 : values_wanted(&all[rank], n);
+}
+
 /* Every rank: to, on rank 0, gets the first n values. */
-static bool exchange(const struct model *m, const struct slot *s, const struct part *all, size_t n, float *to)
+static enum nyb_code exchange(const struct model *m, const struct slot *s, const struct part *all, size_t n,
+                              float *to, struct nyb_err *err)
 {
     struct comm *comm = m->comm;
     int rank = comm_rank(comm);
-    bool here = true;
-    for (int r = 0; r < comm_size(comm) && here; r++) {
-        size_t count = is_copy(all, r) ? 0 : values_wanted(&all[r], n);
+    size_t n_own = values_given(all, rank, n);
+    float *own = mem_alloc(n_own + 1, sizeof(*own));
+    struct outcome outcome = {0};
+    outcome.code = (int32_t)take_values(s, &all[rank], n, own, n_own, &outcome.err);
+    enum nyb_code code = agree(m, &outcome, err);
+    for (int r = 0; r < comm_size(comm) && code == NYB_OK; r++) {
+        size_t count = values_given(all, r, n);
         if (!count)
             continue;
-        float *own = mem_alloc(count, sizeof(*own));
-        if (r == rank)
-            take_values(s, &all[r], n, own, count);
-        if (r > 0)
-            here = ranks_collect(comm, r, own, own, count * sizeof(*own));
-        if (rank == 0 && here)
-            put_values(&all[r], n, own, count, to);
-        free(own);
+        float *from = rank == 0 && r > 0 ? mem_alloc(count, sizeof(*from)) : own;
+        if (r > 0 && !ranks_collect(comm, r, own, from, count * sizeof(*from)))
+            code = comm_status(comm, err);
+        if (rank == 0 && code == NYB_OK)
+            put_values(&all[r], n, from, count, to);
+        if (from != own)
+            free(from);
     }
-    return here;
+    free(own);
+    return code;
 }
 
 /* Whichever rank has some of it. */
@@ -159,7 +263,7 @@ void readback_follow(struct model *m, const uint8_t *data, size_t bytes)
         return;
     const struct part *some = first_part(all, comm_size(m->comm));
     if (some)
-        (void)exchange(m, s, all, values_of(some, q.max), NULL);
+        (void)exchange(m, s, all, values_of(some, q.max), NULL, NULL);
 }
 
 static void ask(struct model *m, const char *name, size_t max)
@@ -179,8 +283,6 @@ enum nyb_code readback_values(struct readback *out, struct model *m, const char 
     const struct slot *s = find_slot(&m->weights.slots, name);
     const struct part own = describe(s);
     *out = (struct readback){0};
-    if (m->device)
-        return err_at(err, NYB_E_UNSUPPORTED, "name", -1, "weights on a GPU cannot be read back by name");
     max = max < READBACK_MAX ? max : READBACK_MAX;
     ask(m, name, max);
     if (!ranks_gather(m, &own, sizeof(own), all))
@@ -193,9 +295,10 @@ enum nyb_code readback_values(struct readback *out, struct model *m, const char 
     out->columns = some->matrix ? some->k_whole : 0;
     out->type = some->matrix ? weight_type_name((enum weight_type)some->type) : "F32";
     out->value = mem_alloc(out->n ? out->n : 1, sizeof(*out->value));
-    if (exchange(m, s, all, out->n, out->value))
-        return NYB_OK;
+    enum nyb_code code = exchange(m, s, all, out->n, out->value, err);
+    if (code == NYB_OK)
+        return code;
     free(out->value);
     out->value = NULL;
-    return comm_status(m->comm, err);
+    return code;
 }

@@ -13,9 +13,10 @@ struct readback {
     const char *type;  /* "NVFP4", ...; lives for ever */
 };
 
-/* At most max values, dequantized. name: of a tensor, or of a matrix without its ".weight". NYB_E_NOT_FOUND:
- * there is none. Not beside update_commit. Of several ranks rank 0 alone calls it, between two steps, and
- * every rank gives what it has of them. */
+/* At most max values, dequantized: the same bytes whatever they are served by (weights under a block scale of
+ * zero are +0). name: of a tensor, or of a matrix without its ".weight". NYB_E_NOT_FOUND: there is none. Not
+ * beside update_commit; beside steps. Of several ranks rank 0 alone calls it, between two steps, and every
+ * rank gives what it has of them. */
 enum nyb_code readback_values(struct readback *out, struct model *m, const char *name, size_t max,
                               struct nyb_err *err) NYB_MUST_CHECK;
 

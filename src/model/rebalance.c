@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -22,6 +21,7 @@ struct rebalance {
     struct placement scratch;   /* where moves that are not ordered yet will lead */
     struct model_rebalance plan;
     uint64_t begin_ns;
+    bool loss_said; /* that an expert has come whose checkpoint is not open here */
     /* any thread reads */
     atomic_ullong n_done, n_move, bytes, stall_ns;
 };
@@ -29,9 +29,12 @@ struct rebalance {
 #define ORDER_MAX \
     4 /* moves that are ordered at once: a message for each would cost as much as a small expert */
 
+_Static_assert(ORDER_MAX * 2 * EXPERT_PARTS_MAX <= ORIGINS_LEFT_MAX, "room for what an order leaves");
+
 /* What travels to the other ranks. */
 struct order {
     int32_t layer, n;
+    int32_t first; /* of this turn: before it, all ranks say whether they can move anything now */
     struct {
         int32_t from, to, exchange;
     } move[ORDER_MAX];
@@ -133,15 +136,41 @@ bool model_rebalance_begin(struct model *m)
 
 /* ---- moving -------------------------------------------------------------------------------------- */
 
-/* All ranks. False: a rank is lost. */
+/* All ranks. Whether they all can. False, too: a rank is lost. */
+static bool all_can(struct model *m)
+{
+    const int32_t own = !m->following || update_follow_is_over(m);
+    int32_t all[COMM_RANK_MAX];
+    bool can = comm_gather(m->comm, &own, sizeof(own), all);
+    for (int r = 0; r < comm_size(m->comm) && can; r++)
+        can = all[r];
+    return can;
+}
+
+static void say_loss(struct model *m, const char *name)
+{
+    struct rebalance *b = m->rebalance;
+    if (!name || b->loss_said)
+        return;
+    b->loss_said = true;
+    log_info(
+        "rank %d cannot read %s again, which has moved here: the checkpoint that it is from is not open on "
+        "this rank. An update of it needs staging; so do others like it, which are not named",
+        comm_rank(m->comm), name);
+}
+
+/* All ranks. False: nothing is done, or not all, since a rank cannot or is lost. */
 static bool carry_out(struct model *m, const struct order *o, uint64_t *bytes)
 {
-    for (int i = 0; i < o->n; i++) {
+    struct origins_left left = {0};
+    bool done = !o->first || all_can(m);
+    for (int i = 0; i < o->n && done; i++) {
         const struct placement_move move = {o->move[i].from, o->move[i].to, o->move[i].exchange};
-        if (!expert_move(m, o->layer, &m->rebalance->shape[o->layer], &move, bytes))
-            return false;
+        done = expert_move(m, o->layer, &m->rebalance->shape[o->layer], &move, &left, bytes);
     }
-    return true;
+    say_loss(m, left.lost);
+    origins_left_drop(&left);
+    return done;
 }
 
 /* The next moves of one layer. False: none are left in any. */
@@ -166,17 +195,19 @@ static bool next_order(const struct model *m, struct placement *scratch, struct 
     return o->n > 0;
 }
 
-static void order_moves(struct model *m, const struct order *o)
+/* False: not now, or a rank is lost, which shows in comm_status. */
+static bool order_moves(struct model *m, const struct order *o)
 {
     struct rebalance *b = m->rebalance;
     uint64_t bytes = 0;
     ranks_do(m, TASK_EXPERT_MOVE, o, sizeof(*o));
     if (!carry_out(m, o, &bytes))
-        return; /* shows in comm_status */
+        return false;
     b->plan.n_move += (uint64_t)o->n;
     b->plan.bytes += bytes;
     atomic_fetch_add(&b->n_move, (unsigned)o->n);
     atomic_fetch_add(&b->bytes, bytes);
+    return true;
 }
 
 static void conclude(struct model *m)
@@ -208,11 +239,12 @@ enum nyb_code model_rebalance_step(struct model *m, uint64_t budget_ns, bool *mo
         return NYB_OK; /* an update has the slots: later */
     update_say(m);     /* the others close the last one before they move anything */
     enum nyb_code code = NYB_OK;
-    while (code == NYB_OK && (*more = next_order(m, &b->scratch, &order))) {
-        order_moves(m, &order);
+    bool first = true, go_on = true;
+    while (code == NYB_OK && go_on && (*more = next_order(m, &b->scratch, &order))) {
+        order.first = first;
+        first = false;
+        go_on = order_moves(m, &order) && clock_ns() - begin < budget_ns;
         code = comm_status(m->comm, err);
-        if (clock_ns() - begin >= budget_ns)
-            break;
     }
     atomic_store(&m->updating, false);
     atomic_fetch_add(&b->stall_ns, clock_ns() - begin);
@@ -223,17 +255,14 @@ enum nyb_code model_rebalance_step(struct model *m, uint64_t budget_ns, bool *mo
     return code;
 }
 
-/* The last update is closed by a thread of this rank's, which rank 0 does not wait for. */
 void rebalance_follow(struct model *m, const uint8_t *data, size_t bytes)
 {
     struct order order;
     uint64_t moved = 0;
     ASSERT(bytes == sizeof(order));
     memcpy(&order, data, sizeof(order));
-    while (atomic_load(&m->updating))
-        usleep(200);
     if (!carry_out(m, &order, &moved))
-        log_debug("a rank was lost while an expert moved"); /* which one, the next command tells */
+        log_debug("no experts moved: a rank closes an update, or is lost"); /* the next command tells */
 }
 
 /* ---- facts --------------------------------------------------------------------------------------- */

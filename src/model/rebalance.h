@@ -9,14 +9,17 @@
  * After each move the placement is whole, and steps may run. Tokens do not change: a copy has the same bits.
  *
  * What a slot says about itself moves with its rows: name, scales, and where they come from. Where the new
- * rank has no open checkpoint from that folder, the origin is lost, and an update that reads in place
- * (update.h) needs staging.
+ * rank does not have that checkpoint open (the same files, whatever lies under their names now), the origin
+ * is lost, and an update that reads in place (update.h) needs staging.
  *
  * Threads: model_rebalance_* of rank 0's is the thread that steps. Nobody else may look at slots meanwhile:
- * no update, checksum or readback; an open update makes model_rebalance_step wait for its turn. */
+ * no update, checksum or readback. While an update is open on whatever rank, model_rebalance_step moves
+ * nothing and says that there is more: other ranks close one in a thread of their own, which may take longer
+ * than a rank may be silent, so nobody waits for that. */
 #ifndef NYB_MODEL_REBALANCE_H
 #define NYB_MODEL_REBALANCE_H
 
+#include "model/expert_facts.h"
 #include "model/model_state.h"
 
 /* All ranks, once the slots are filled: which layers have experts that fit one another's slots. */
@@ -45,8 +48,10 @@ struct expert_shape {
 struct expert_shape expert_shape_agree(const struct model *m, int layer);
 
 /* All ranks together: the rows and facts of one slot to another; then the placement is what `move` makes of
- * it. Bytes that cross ranks are added to *bytes. False: a rank is lost. */
+ * it. Bytes that cross ranks are added to *bytes, origins that the slots here had to *left. False: a rank is
+ * lost. */
 bool expert_move(struct model *m, int layer, const struct expert_shape *shape,
-                 const struct placement_move *move, uint64_t *bytes) NYB_MUST_CHECK;
+                 const struct placement_move *move, struct origins_left *left,
+                 uint64_t *bytes) NYB_MUST_CHECK;
 
 #endif

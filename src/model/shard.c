@@ -22,6 +22,14 @@ struct shard_range shard_units(const struct shard *s, int n)
     return shard_units_of(s->rank, s->size, n);
 }
 
+struct shard_range shard_features(const struct shard *s, int n)
+{
+    if (!s->wide || n % SHARD_WIDE || n / SHARD_WIDE < s->size)
+        return shard_units(s, n);
+    struct shard_range units = part(s->rank, s->size, n / SHARD_WIDE);
+    return (struct shard_range){units.begin * SHARD_WIDE, units.count * SHARD_WIDE};
+}
+
 void shard_set(struct shard *s, int rank, int size, int n_head, int n_kv_head)
 {
     int per_kv = n_head / n_kv_head;

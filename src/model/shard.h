@@ -7,7 +7,10 @@
 #ifndef NYB_MODEL_SHARD_H
 #define NYB_MODEL_SHARD_H
 
+#include <stdbool.h>
+
 #define SHARD_UNIT 16 /* a group of NVFP4, and a panel of rows */
+#define SHARD_WIDE 64 /* what a GPU's kernels for packed weights work on */
 
 /* A range of one rank; count may be 0. */
 struct shard_range {
@@ -20,6 +23,7 @@ struct shard {
      * neighbours when there are more ranks, which then share its query heads. Always at least one KV head, so
      * that the cache has a shape. */
     struct shard_range head, kv_head;
+    bool wide; /* features of MLPs are shared out by SHARD_WIDE where that leaves no rank without */
     /* Expert parallelism (ep.h): experts are shared out whole and sequences have a home rank, so that nothing
      * else is cut: rank 0 of 1 above. 0 of 1 here without it. */
     int ep_rank, ep_size;
@@ -28,6 +32,8 @@ struct shard {
 
 /* Rank's share of n features. */
 struct shard_range shard_units(const struct shard *s, int n);
+/* The same of the n features inside an MLP. */
+struct shard_range shard_features(const struct shard *s, int n);
 struct shard_range shard_units_of(int rank, int size, int n);
 /* n_head must be a multiple of n_kv_head. */
 void shard_set(struct shard *s, int rank, int size, int n_head, int n_kv_head);

@@ -87,7 +87,7 @@ static enum nyb_code open_checkpoint(struct update *u, struct nyb_err *err)
         TRY(upload_open_ckpt(&u->ckpt, u->o.upload, err));
     else
         TRY(ckpt_open(&u->ckpt, u->o.folder, err));
-    u->origin = origin_new(u->ckpt);
+    u->origin = origin_new(u->ckpt, model_weights_generation(u->m) + 1);
     return NYB_OK;
 }
 

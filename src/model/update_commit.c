@@ -239,11 +239,12 @@ static enum nyb_code rollback_here(struct update *u, struct nyb_err *err)
         exchange_chunks_back(u, u->n_chunk);
     else if (u->next.n)
         code = read_old(u, &second);
+    atomic_fetch_sub(&u->m->weights_generation,
+                     1); /* and one up again where they are lost, as on every rank */
     if (code != NYB_OK)
         return lose(u, code, &called_off, &second, err);
     u->state = u->was_inconsistent ? UPDATE_INCONSISTENT : UPDATE_OLD;
     atomic_store(&u->m->inconsistent, u->was_inconsistent);
-    atomic_fetch_sub(&u->m->weights_generation, 1);
     return NYB_OK;
 }
 

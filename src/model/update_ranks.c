@@ -21,6 +21,7 @@ enum phase { NOTHING, PREPARED, STAGED, CLOSED };
 /* The update of a rank above 0. */
 struct update_follower {
     struct model *m;
+    struct update_follower *before; /* the last update's, which may still be closing; or NULL */
     uint8_t *message;
     const char **names;
     struct update_options options;
@@ -180,9 +181,19 @@ static void advance(struct update_follower *f)
     pthread_cond_broadcast(&f->changed);
 }
 
+static void discard(struct update_follower *f);
+
+/* There is one update at a time, and closing one may take longer than this rank may be silent. */
+static void await_the_last(struct update_follower *f)
+{
+    discard(f->before);
+    f->before = NULL;
+}
+
 static void *work(void *arg)
 {
     struct update_follower *f = arg;
+    await_the_last(f);
     pthread_mutex_lock(&f->lock);
     while (f->reached < CLOSED) {
         if (f->reached < f->wanted)
@@ -214,6 +225,8 @@ static void begin(struct update_follower *f)
 {
     f->has_thread = pthread_create(&f->thread, NULL, work, f) == 0;
     f->has_begun = true;
+    if (!f->has_thread)
+        await_the_last(f);
     want(f, PREPARED);
 }
 
@@ -234,6 +247,7 @@ static void discard(struct update_follower *f)
         pthread_join(f->thread, NULL);
     if (f->reached < CLOSED) /* it never began */
         close_update(f);
+    await_the_last(f);
     pthread_cond_destroy(&f->changed);
     pthread_mutex_destroy(&f->lock);
     free(f->names);
@@ -254,11 +268,14 @@ void update_follow_prepare(struct model *m, const uint8_t *data, size_t bytes)
 {
     struct head head;
     struct nyb_err err = {0};
-    discard(m->follower);
-    struct update_follower *f = m->follower = mem_alloc(1, sizeof(*f));
+    if (m->follower)
+        want(m->follower, CLOSED);
+    struct update_follower *f = mem_alloc(1, sizeof(*f));
     ASSERT(bytes > sizeof(head) && data[bytes - 1] == 0);
     memcpy(&head, data, sizeof(head));
     f->m = m;
+    f->before = m->follower;
+    m->follower = f;
     f->message = mem_alloc(bytes, 1);
     memcpy(f->message, data, bytes);
     pthread_mutex_init(&f->lock, NULL);
@@ -347,6 +364,20 @@ void update_follow_close(struct model *m, const uint8_t *data, size_t bytes)
     (void)bytes;
     if (m->follower)
         want(m->follower, CLOSED);
+}
+
+bool update_follow_is_over(struct model *m)
+{
+    struct update_follower *f = m->follower;
+    while (f &&
+           !f->has_begun) /* an upload that was closed before it was whole; `before` is nobody else's yet */
+        f = f->before;
+    if (!f)
+        return true;
+    pthread_mutex_lock(&f->lock);
+    bool over = f->reached == CLOSED;
+    pthread_mutex_unlock(&f->lock);
+    return over;
 }
 
 /* ---- any rank ------------------------------------------------------------------------------------ */

@@ -48,6 +48,8 @@ void update_follow_ask(struct model *m, const uint8_t *data, size_t bytes);
 void update_follow_commit(struct model *m, const uint8_t *data, size_t bytes);
 void update_follow_rollback(struct model *m, const uint8_t *data, size_t bytes);
 void update_follow_close(struct model *m, const uint8_t *data, size_t bytes);
+/* Whether all that rank 0 has closed is closed here, too: a thread of this rank's does that. */
+bool update_follow_is_over(struct model *m);
 
 /* Tests only: `fault` of this rank's part in updates (update.h). */
 void update_follow_fault(struct model *m,

@@ -74,7 +74,7 @@ static void add_mlp(struct declare *d, struct mlp *to, int intermediate, const c
 {
     int hidden = d->c->hidden;
     bool bias = d->c->mlp_bias;
-    struct shard_range some = shard_units(&d->c->shard, intermediate);
+    struct shard_range some = shard_features(&d->c->shard, intermediate);
     add_some_rows(d, &to->gate, intermediate, hidden, some, bias, gate, expert);
     add_some_rows(d, &to->up, intermediate, hidden, some, bias, up, expert);
     add_some_columns(d, &to->down, hidden, intermediate, some, bias, down, expert);

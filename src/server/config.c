@@ -12,6 +12,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+#define EPLB_INTERVAL 1000 /* steps, of enable-eplb */
+
 enum kind { STRING, LIST, INT, BYTES, SECONDS, BOOL, CHOICE };
 
 static const struct option {
@@ -65,13 +67,24 @@ static const struct accepted {
 /* ---- names --------------------------------------------------------------------------------------- */
 
 /* Clients of vLLM write --max_model_len as well as --max-model-len. */
+static size_t same_beginning(const char *a, const char *b)
+{
+    size_t n = 0;
+    while (a[n] && (a[n] == '_' ? '-' : a[n]) == (b[n] == '_' ? '-' : b[n]))
+        n++;
+    return n;
+}
+
 static bool same_name(const char *a, const char *b)
 {
-    while (*a && (*a == '_' ? '-' : *a) == (*b == '_' ? '-' : *b)) {
-        a++;
-        b++;
-    }
-    return *a == *b;
+    size_t n = same_beginning(a, b);
+    return !a[n] && !b[n];
+}
+
+static bool is_part(const char *name, const char *group)
+{
+    size_t n = same_beginning(name, group);
+    return name[n] == '.' && !group[n];
 }
 
 static const struct option *find_option(const char *name)
@@ -93,9 +106,20 @@ static const struct accepted *find_accepted(const char *name)
     return NULL;
 }
 
+/* Whether others are parts of it: NAME.PART. */
+static bool is_group(const char *name)
+{
+    bool found = false;
+    for (size_t i = 0; i < COUNT_OF(aliases); i++)
+        found = found || is_part(aliases[i].name, name);
+    for (size_t i = 0; i < COUNT_OF(accepted); i++)
+        found = found || is_part(accepted[i].name, name);
+    return found;
+}
+
 bool config_is_known(const char *name)
 {
-    return find_option(name) || find_accepted(name);
+    return find_option(name) || find_accepted(name) || is_group(name);
 }
 
 bool config_is_list(const char *name)
@@ -247,6 +271,8 @@ enum nyb_code config_set(struct serve_config *c, const char *name, const char *t
     const struct option *o = find_option(name);
     if (!o && find_accepted(name))
         return set_accepted(find_accepted(name), text, where, err);
+    if (!o && is_group(name))
+        return config_json_read(c, name, text, where, err);
     if (!o)
         return err_at(err, NYB_E_ARG, where, -1, "there is no option \"%.100s\"", name);
     void *field = (char *)c + o->offset;
@@ -441,6 +467,8 @@ enum nyb_code config_read(struct serve_config *c, int argc, char **argv, bool *h
     }
     if (code == NYB_OK && !*help)
         code = read_flags(c, argc, argv, help, err);
+    if (c->eplb && !c->expert_rebalance_interval)
+        c->expert_rebalance_interval = EPLB_INTERVAL;
     config_free(&probe);
     return code;
 }
@@ -470,9 +498,9 @@ void config_print_help(void)
     fputs("  --help                         this text\n\n"
           "Every option is also a key of the --config file and a variable such as NYBBLE_MAX_NUM_SEQS. "
           "--no-NAME\n"
-          "turns a switch off. docs/SERVING.md has the rest, docs/MIGRATING.md the names of vLLM and "
+          "turns a switch off. docs/SERVING.md has the rest, docs/MIGRATING.md the names of vLLM, "
           "FastDeploy\n"
-          "that are understood.\n\n"
+          "and SGLang that are understood.\n\n"
           "examples:\n"
           "  nybble serve\n"
           "  nybble serve --port 8180 --max-num-seqs 128 nvidia/Qwen3-30B-A3B-FP4\n"

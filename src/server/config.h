@@ -41,6 +41,7 @@ struct serve_config {
     int64_t tensor_parallel_size, fusion_max_tokens; /* 0: no limit */
     double rank_timeout_s;
     bool allreduce_fusion, expert_parallel, two_batch_overlap;
+    bool eplb; /* config_read has turned it into an expert_rebalance_interval */
     int64_t redundant_experts, expert_rebalance_interval;
     int dispatch_dtype;                      /* enum nyb_dispatch */
     int64_t tbo_prefill_min, tbo_decode_min; /* 0: the defaults */
@@ -62,6 +63,10 @@ enum nyb_code config_set(struct serve_config *c, const char *name, const char *t
 bool config_is_switch(const char *name);
 bool config_is_list(const char *name);
 bool config_is_known(const char *name);
+
+/* config_json.c: a JSON object of NAME's parts, as in --eplb-config '{"step_interval": 500}'. */
+enum nyb_code config_json_read(struct serve_config *c, const char *name, const char *text, const char *where,
+                               struct nyb_err *err) NYB_MUST_CHECK;
 
 /* config_yaml.c: a mapping of names to values, with line and column in errors. */
 enum nyb_code config_yaml_read(struct serve_config *c, const char *path, struct nyb_err *err) NYB_MUST_CHECK;

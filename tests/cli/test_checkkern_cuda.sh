@@ -5,11 +5,17 @@ set -euo pipefail
 plugin=$(dirname "$NYBBLE")/libnybble_cuda_emu.so
 [ -e "$plugin" ] || { echo "no emulated plug-in in this build"; exit 77; }
 export NYBBLE_CUDA_PLUGIN=$plugin
+# What a GPU of compute capability 10.0 does with a libcublasLt that computes on this CPU.
+export NYBBLE_SIMT_CAPABILITY=10 NYBBLE_CUBLASLT=$(dirname "$NYBBLE")/libnybble_fake_cublaslt.so
 out=$("$NYBBLE" checkkern --device cuda --rounds "${NYBBLE_GPU_ROUNDS:-3}") || { echo "$out"; exit 1; }
 echo "$out"
-for kernel in linear.nvfp4 linear.parts moe.nvfp4 prefill.nvfp4 pack embed norm dense qkv attention router moe.plain swiglu argmax; do
+for kernel in linear.nvfp4 linear.parts moe.nvfp4 prefill.nvfp4 pack embed norm dense qkv attention router moe.plain swiglu argmax tiles quantize linear.w4a4 moe.w4a4 \
+    allreduce gather lost_peer; do
     grep -q "^cuda.$kernel .* ok " <<<"$out" || { echo "no line for $kernel"; exit 1; }
 done
+# Where that GPU cannot, no case of it passes unseen.
+out=$(NYBBLE_SIMT_CAPABILITY=9 "$NYBBLE" checkkern --device cuda --filter w4a4 --rounds 1)
+[ "$(grep -c '^cuda.*none .* 0 cases.*compute capability 10.0' <<<"$out")" = 2 ] || { echo "$out"; exit 1; }
 # What is loaded under this name must be a plug-in.
 if NYBBLE_CUDA_PLUGIN=/nowhere.so "$NYBBLE" checkkern --device cuda >/dev/null 2>&1; then
     echo "a plug-in that is not there was loaded"

@@ -18,6 +18,14 @@ twin "$TALES" "$WORK/negative" --negate model.layers.3.mlp.experts.7.up_proj.wei
 for name in other one negative; do
     [ "$(checksum "$WORK/$name")" != "$a" ] || fail "$name has the same checksum"
 done
+# Codes under a block scale of zero or NaN are worth nothing.
+for seed in 1 2; do
+    twin "$TALES" "$WORK/hidden-$seed" --hide model.layers.3.mlp.experts.7.up_proj $seed
+done
+cmp -s "$WORK/hidden-1/model.safetensors" "$WORK/hidden-2/model.safetensors" && fail "twins without a difference"
+hidden=$(checksum "$WORK/hidden-1")
+[ "$hidden" != "$a" ] || fail "zero scales have the same checksum as others"
+[ "$(checksum "$WORK/hidden-2")" = "$hidden" ] || fail "codes under a scale of zero count"
 expect_status 0 "$NYBBLE" inspect --checksum --modules --json "$WORK/one"
 python3 - "$WORK/out" "$a" <<'PY'
 import json, sys

@@ -24,13 +24,35 @@ export NYBBLE_CUDA_PLUGIN=$plugin
 
 # What is refused, by name.
 expect_status 1 "$NYBBLE" verify --device cuda --compute strict "$model"
-expect_in err "compute: strict: a GPU computes in bf16 only"
+expect_in err "compute: strict: a GPU computes in bf16 or w4a4"
 expect_status 1 "$NYBBLE" verify --device cuda --moe-backend cublaslt-nvfp4 "$model"
-expect_in err "moe-backend: cublaslt-nvfp4 needs"
+expect_in err "moe-backend: cublaslt-nvfp4: needs the block-scaled matrix units of compute capability 10.0"
 expect_status 1 env NYBBLE_GEMM_BACKEND=cublaslt-nvfp4 NYBBLE_DEVICE=cuda "$NYBBLE" verify "$model"
-expect_in err "gemm-backend: cublaslt-nvfp4 needs"
-expect_status 1 "$NYBBLE" verify --device cuda --tensor-parallel-size 2 "$model"
-expect_in err "one rank alone computes on a GPU"
+expect_in err "gemm-backend: cublaslt-nvfp4: needs the block-scaled"
+
+# cuBLASLt where the GPU could: none, one that is too old or none at all, and modes that do not go with it.
+export NYBBLE_SIMT_CAPABILITY=10 NYBBLE_CUBLASLT=$WORK/nowhere.so
+both=(--device cuda --moe-backend cublaslt-nvfp4 --gemm-backend cublaslt-nvfp4)
+expect_status 1 "$NYBBLE" verify "${both[@]}" --compute w4a4 "$model"
+expect_in err "gemm-backend: cublaslt-nvfp4: cannot load cuBLASLt: $WORK/nowhere.so"
+NYBBLE_CUBLASLT=$plugin expect_status 1 "$NYBBLE" verify "${both[@]}" --compute w4a4 "$model"
+expect_in err "cuBLASLt has no function cublasLtCreate"
+export NYBBLE_CUBLASLT=$(dirname "$NYBBLE")/libnybble_fake_cublaslt.so
+NYBBLE_FAKE_CUBLASLT_VERSION=120602 expect_status 1 "$NYBBLE" verify "${both[@]}" --compute w4a4 "$model"
+expect_in err "cuBLASLt 12.6.2 is too old for it: 12.8.0 is the first that can"
+expect_status 1 "$NYBBLE" verify "${both[@]}" "$model"
+expect_in err "gemm-backend: cublaslt-nvfp4 rounds the inputs of products to NVFP4: it takes --compute w4a4, not bf16"
+expect_status 1 "$NYBBLE" verify --device cuda --gemm-backend cublaslt-nvfp4 --compute w4a4 "$model"
+expect_in err "compute: w4a4: a GPU computes so with --gemm-backend and --moe-backend cublaslt-nvfp4 only"
+expect_status 0 "$NYBBLE" verify "${both[@]}" --device auto "$model"
+expect_in err "the CPU computes: gemm-backend: cublaslt-nvfp4 rounds"
+unset NYBBLE_SIMT_CAPABILITY
+expect_status 1 "$NYBBLE" verify --device cuda --tensor-parallel-size 2 --enable-expert-parallel "$model"
+expect_in err "expert parallelism is the CPU's"
+expect_status 1 env NYBBLE_SIMT_DEVICES=1 "$NYBBLE" verify --device cuda --tensor-parallel-size 2 "$model"
+expect_in err "no GPU 1: this machine has 1"
+expect_status 0 env NYBBLE_SIMT_DEVICES=1 "$NYBBLE" verify --device auto --tensor-parallel-size 2 "$model"
+expect_in err "the CPU computes: cuda: no GPU 1: this machine has 1"
 expect_status 1 env NYBBLE_SIMT_MEMORY=4 "$NYBBLE" verify --device cuda "$model"
 expect_in err "the weights need"
 expect_status 0 env NYBBLE_SIMT_MEMORY=4 "$NYBBLE" verify --device auto "$model"
@@ -41,9 +63,28 @@ for golden in "$SHARED"/golden/*/; do
     expect_status 0 "$NYBBLE" verify --device cuda "$golden"
     expect_in out "verdict      pass"
 done
+# Two ranks, each with a GPU of its own, and all that they send each other through memory that both have.
+for golden in qwen3_moe-modelopt ernie4_5_moe-modelopt; do
+    expect_status 0 "$NYBBLE" verify --device cuda --tensor-parallel-size 2 "$SHARED/golden/$golden"
+    expect_in out "verdict      pass"
+done
+NYBBLE_NCCL=$WORK/nowhere.so expect_status 0 "$NYBBLE" verify --device cuda --tensor-parallel-size 3 --enable-allreduce-fusion off \
+    "$SHARED/golden/glm4_moe-modelopt"
+expect_in out "verdict      pass"
+expect_in err "sums of GPUs that are not fused are this program's own: NCCL: $WORK/nowhere.so"
+NYBBLE_NCCL=$WORK/nowhere.so expect_status 0 "$NYBBLE" bench gpus --ranks 2 --max-bytes 16K --rounds 2 --hidden 512 --json
+expect_in out '"bytes": 16384, "limit_us": '
+expect_in err "NCCL is not measured: NCCL: $WORK/nowhere.so"
 for option in --moe-backend --gemm-backend; do
     expect_status 0 "$NYBBLE" verify --device cuda $option reference "$SHARED/golden/qwen3_moe-modelopt"
 done
+
+export NYBBLE_SIMT_CAPABILITY=10
+for golden in "$SHARED"/golden/*/; do
+    expect_status 0 "$NYBBLE" verify "${both[@]}" --compute w4a4 "$golden"
+    expect_in out "verdict      pass"
+done
+unset NYBBLE_SIMT_CAPABILITY
 
 # The bench reports both kinds of points and every kernel.
 expect_status 0 "$NYBBLE" bench model --device cuda --prompt 20 --gen 2 --batch 1,3 --repeat 1 --profile --json \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Ranks on hosts of their own: right numbers over two, three and slow lines; a line that is cut for a while; one that
-# is cut for good.
+# is cut for good; ranks that are lost; experts that move from host to host.
 set -euo pipefail
 . "$(dirname "$0")/hosts.sh"
 hosts_check
@@ -33,15 +33,17 @@ verify_on() {
 
 # ---- a server over hosts -------------------------------------------------------------------------
 
-# serve_start HOSTS: each rank's messages go to a file of its own, since a cut line would keep them back.
+# serve_start HOSTS OPTIONS...: each rank's messages go to a file of its own, since a cut line would keep them back.
 serve_start() {
+    local hosts=$1
+    shift
     rm -f "$work"/rank*
     cat >"$work/start" <<END
 #!/bin/sh
-exec "$NYBBLE" serve --port $port --threads 1 --rank-timeout 10 2>"$work/rank\$OMPI_COMM_WORLD_RANK"
+exec "$NYBBLE" serve --port $port --threads 1 --rank-timeout 10 $* 2>"$work/rank\$OMPI_COMM_WORLD_RANK"
 END
     chmod +x "$work/start"
-    hosts_mpirun "$1" "$work/start" >"$work/mpirun" 2>&1 &
+    hosts_mpirun "$hosts" "$work/start" >"$work/mpirun" 2>&1 &
     mpirun=$!
     for ((i = 0; i < 300; i++)); do
         grep -q 'listening on' "$work/rank0" 2>/dev/null && return
@@ -50,11 +52,19 @@ END
     fail "the server did not start"
 }
 
-# ask TOKENS: the events of a greedy stream
-ask() {
-    ip netns exec nyb0 curl -sN --max-time 60 "http://127.0.0.1:$port/v1/completions" -H "Content-Type: application/json" -d '{"prompt": "Once upon a time",
-        "max_tokens": '"$1"', "temperature": 0, "ignore_eos": true, "stream": true}' || true
+# request PATH [BODY]
+request() {
+    ip netns exec nyb0 curl -sN --max-time 60 "http://127.0.0.1:$port$1" ${2:+-H "Content-Type: application/json" -d "$2"} || true
 }
+
+# ask TOKENS [PROMPT]: the events of a greedy stream
+ask() {
+    request /v1/completions '{"prompt": "'"${2:-Once upon a time}"'", "max_tokens": '"$1"', "temperature": 0,
+        "ignore_eos": true, "stream": true}'
+}
+
+# number NAME: of the JSON that comes in, the first of that name
+number() { { grep -o "\"$1\": *[0-9]*" || true; } | grep -o '[0-9]*$' -m 1 || true; }
 
 text_of() { { grep -o '"text": *"[^"]*"' "$1" || true; } | tr -d '\n'; }
 
@@ -117,13 +127,18 @@ pid_of() {
 
 # lose_a_rank RANK SIGNAL: at some step of a running stream
 lose_a_rank() {
-    local status=0 rank other text
     serve_start 2
     ask 1500 >"$work/during" &
     local asking=$!
     until grep -q 'data: ' "$work/during" 2>/dev/null; do sleep 0.05; done
     sleep "0.$((RANDOM % 3))$((RANDOM % 10))"
     kill "-$2" "$(pid_of "$1")"
+    all_end "$1" "$2" "$asking"
+}
+
+# all_end RANK SIGNAL ASKING: after the signal, under a stream that is being asked for
+all_end() {
+    local status=0 other text
     if [ "$2" = STOP ]; then # nobody can end it but its starter
         other=$(pid_of $((1 - $1)))
         rank_lives() { kill -0 "$other" 2>/dev/null && echo yes || true; }
@@ -131,7 +146,7 @@ lose_a_rank() {
         kill -KILL "$(pid_of "$1")" 2>/dev/null || true
     fi
     until_gone 13 ranks || fail "ranks $(ranks) still run 13 s after SIG$2 of rank $1"
-    wait "$asking" || true
+    wait "$3" || true
     until_gone 10 mpirun_lives || fail "mpirun still runs 10 s after its ranks"
     wait "$mpirun" || status=$?
     [ "$status" -ne 0 ] || fail "mpirun ended with 0 after SIG$2 of rank $1"
@@ -143,6 +158,47 @@ lose_a_rank() {
     echo "SIG$2 of rank $1: all ranks have ended, mpirun with $status"
 }
 
+# ---- experts ---------------------------------------------------------------------------------------
+
+moves() { request /expert_load | number moves; }
+checksum() { request /weights_checker '{"action": "checksum"}' | grep -o '"checksum": *"[^"]*"'; }
+
+# The load of one sequence is uneven. Moved by it, experts give the same tokens and have the same bits.
+move_experts() {
+    local sum moved
+    serve_start 2 --enable-expert-parallel --num-redundant-experts 4
+    ask 60 >"$work/before"
+    [ "$(grep -c DONE "$work/before")" -eq 1 ] || fail "no whole answer before experts move"
+    sum=$(checksum)
+    [ -n "$sum" ] || fail "no checksum"
+    request /rebalance_experts '{}' >"$work/moving"
+    moved=$(number moves <"$work/moving")
+    [ "${moved:-0}" -gt 0 ] || fail "no experts have moved: $(cat "$work/moving")"
+    ask 60 >"$work/after"
+    [ "$(text_of "$work/after")" = "$(text_of "$work/before")" ] || fail "other tokens after experts moved"
+    [ "$(checksum)" = "$sum" ] || fail "another checksum after experts moved"
+    echo "$moved experts moved between two hosts: the same tokens and checksum"
+}
+
+# kill_while_experts_move RANK: between the first move and the last, under a stream
+kill_while_experts_move() {
+    local asking posting before prompt
+    ask 1500 >"$work/during" &
+    asking=$!
+    for prompt in "The dog was" "1 2 3 4 5 6 7 8 9" "One day a girl"; do # another load, so that others move
+        ask 40 "$prompt" >"$work/other"
+        before=$(moves)
+        request /rebalance_experts '{}' >"$work/moving" &
+        posting=$!
+        while kill -0 "$posting" 2>/dev/null && [ "$(moves)" = "$before" ]; do sleep 0.02; done
+        kill -0 "$posting" 2>/dev/null && break
+    done
+    kill -KILL "$(pid_of "$1")"
+    all_end "$1" KILL "$asking"
+    wait "$posting" || true
+    ! grep -q '"success": *true' "$work/moving" || fail "experts had moved before rank $1 was killed"
+}
+
 hosts_up "$NETLINE" 2 500 1000
 serve_start 2
 cut_for_a_while
@@ -151,7 +207,13 @@ hosts_join
 lose_a_rank 0 KILL
 lose_a_rank 1 KILL
 lose_a_rank 1 STOP
+hosts_down
+hosts_up "$NETLINE" 2 500 20 # so that moving takes a while
+move_experts
+kill_while_experts_move 1
 if [ -d "$golden" ]; then
+    hosts_down
+    hosts_up "$NETLINE" 2 500 1000
     verify_on 2 "$golden"/*/
     hosts_down
     hosts_up "$NETLINE" 3 500 1000

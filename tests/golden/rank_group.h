@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "comm/comm.h"
 #include "golden/golden_data.h"
@@ -17,6 +18,7 @@
 struct fault_plan {
     atomic_int rank, point, at; /* where to fail; rank -1: nowhere */
     atomic_bool kill;           /* the process dies there          */
+    atomic_bool hold;           /* it waits there instead, as long as this is set and a minute at most */
     atomic_int count[COMM_RANK_MAX][3];
 };
 
@@ -34,7 +36,10 @@ static enum nyb_code rank_fault(void *arg, enum update_point point, int64_t coun
         return NYB_OK;
     if (atomic_load(&p->kill))
         raise(SIGKILL);
-    return NYB_E_IO;
+    bool held = atomic_load(&p->hold);
+    for (int i = 0; i < 120000 && atomic_load(&p->hold); i++)
+        usleep(500);
+    return held ? NYB_OK : NYB_E_IO;
 }
 
 static inline void plan_fault(int rank, enum update_point point, int at)

@@ -1,11 +1,21 @@
-/* Whole models on the emulated plug-in: replayed graphs beside direct runs, one sequence beside many, updates
- * under recorded graphs, and what a GPU that is too small makes of it. */
+/* Whole models on the emulated plug-in: replayed graphs beside direct runs, one sequence beside many,
+ * checksums and values of the weights there, updates under recorded graphs, and what a GPU that is too small
+ * makes of it.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+#include "comm/comm.h"
 #include "golden/golden_data.h"
 #include "unit/ckpt_files.h"
 
+#include "model/checksum.h"
+#include "model/readback.h"
 #include "model/update.h"
 
 #define GOLDEN  NYBBLE_SHARED_DIR "/golden/"
+#define EXPERT  "model.layers.1.mlp.experts.2."
 #define SEQ_MAX 5
 #define LEN_MAX 64
 #define PROMPT  9
@@ -39,6 +49,11 @@ static bool use_emulated(void)
     bool there = file_exists(path);
     setenv("NYBBLE_CUDA_PLUGIN", path, 1);
     free(path);
+    /* For cublaslt-nvfp4: such a GPU, and a library that computes on this CPU. */
+    path = mem_printf("%s/../libnybble_fake_cublaslt.so", self);
+    setenv("NYBBLE_SIMT_CAPABILITY", "10", 1);
+    setenv("NYBBLE_CUBLASLT", path, 1);
+    free(path);
     return there && file_is_dir(GOLDEN);
 }
 
@@ -51,7 +66,8 @@ static bool use_emulated(void)
 struct how {
     bool no_graphs;
     int max_tokens;
-    enum device_backend backend;
+    enum device_backend backend; /* cublaslt-nvfp4 computes w4a4 */
+    bool bf16_cache;
 };
 
 static struct model *open_on_device(const char *folder, struct how how)
@@ -59,9 +75,10 @@ static struct model *open_on_device(const char *folder, struct how how)
     struct nyb_err err;
     struct model *m;
     const struct model_options o = {.folder = folder,
-                                    .compute = COMPUTE_BF16,
+                                    .compute = how.backend == DEVICE_BACKEND_CUBLASLT_NVFP4 ? COMPUTE_W4A4
+                                                                                            : COMPUTE_BF16,
                                     .n_thread = 2,
-                                    .kv_type = MODEL_KV_AUTO,
+                                    .kv_type = how.bf16_cache ? KV_BF16 : MODEL_KV_AUTO,
                                     .device = DEVICE_CUDA,
                                     .moe_backend = how.backend,
                                     .gemm_backend = how.backend,
@@ -103,6 +120,8 @@ static void begin_talk(struct talk *t, int vocab, int n_seq, int only)
     t->logits = mem_alloc((STEPS + 1) * (size_t)t->n_seq * (size_t)vocab, sizeof(float));
 }
 
+static const struct model_probe *probe_of_step; /* who watches the next steps, or NULL */
+
 /* Tokens [first[i], len[i]) of each sequence as one step. Blocks of a sequence are scattered. */
 static enum nyb_code step(struct model *m, const struct talk *t, const int *first, float *logits,
                           int32_t *best, struct nyb_err *err)
@@ -131,7 +150,7 @@ static enum nyb_code step(struct model *m, const struct talk *t, const int *firs
                             .seq_start = start,
                             .block_table = table,
                             .out_row = out};
-    return best ? model_forward_best(m, &b, best, err) : model_forward(m, &b, logits, NULL, err);
+    return best ? model_forward_best(m, &b, best, err) : model_forward(m, &b, logits, probe_of_step, err);
 }
 
 static int32_t likeliest(const float *x, int n)
@@ -178,23 +197,31 @@ static const char *const models[] = {"qwen3_moe-modelopt", "ernie4_5_moe-modelop
 
 /* ---- tests --------------------------------------------------------------------------------------- */
 
+static void check_graphs(const char *name, struct how how)
+{
+    struct how without = how;
+    without.no_graphs = true;
+    struct model *m = open_golden(name, how), *direct = open_golden(name, without);
+    /* three sequences: a graph of four rows, one of which is padding */
+    struct talk a = talk_to(m, 3, -1), b = talk_to(direct, 3, -1), again = talk_to(m, 3, -1);
+    assert_memory_equal(a.logits, b.logits, talk_bytes(m, &a));
+    assert_memory_equal(a.logits, again.logits, talk_bytes(m, &a));
+    free(a.logits);
+    free(b.logits);
+    free(again.logits);
+    model_close(m);
+    model_close(direct);
+}
+
 static void test_graphs_equal_direct_runs(void **state)
 {
     (void)state;
     NEED_DEVICE;
-    for (size_t i = 0; i < COUNT_OF(models); i++) {
-        struct model *m = open_golden(models[i], (struct how){0});
-        struct model *direct = open_golden(models[i], (struct how){.no_graphs = true});
-        /* three sequences: a graph of four rows, one of which is padding */
-        struct talk a = talk_to(m, 3, -1), b = talk_to(direct, 3, -1), again = talk_to(m, 3, -1);
-        assert_memory_equal(a.logits, b.logits, talk_bytes(m, &a));
-        assert_memory_equal(a.logits, again.logits, talk_bytes(m, &a));
-        free(a.logits);
-        free(b.logits);
-        free(again.logits);
-        model_close(m);
-        model_close(direct);
-    }
+    for (size_t i = 0; i < COUNT_OF(models); i++)
+        check_graphs(models[i], (struct how){0});
+    check_graphs("llama-dense-modelopt", (struct how){.backend = DEVICE_BACKEND_CUBLASLT_NVFP4});
+    check_graphs("qwen3_moe-modelopt",
+                 (struct how){.backend = DEVICE_BACKEND_CUBLASLT_NVFP4, .bf16_cache = true});
 }
 
 static void test_alone_as_among_others(void **state)
@@ -269,6 +296,143 @@ static void test_reference_backend_agrees(void **state)
     model_close(plain);
 }
 
+/* ---- checksums and values ------------------------------------------------------------------------ */
+
+static char *make_twin(const char *from, const char *name, const char *edits)
+{
+    char *to = path_join(workshop, name);
+    char *line = mem_printf("rm -rf '%s' && python3 '%s/tests/tools/twin.py' '%s' '%s' %s", to,
+                            NYBBLE_SOURCE_DIR, from, to, edits);
+    assert_int_equal(system(line), 0);
+    free(line);
+    return to;
+}
+
+static void show_difference(void *arg, const char *name)
+{
+    (void)arg;
+    print_error("differs: %s\n", name);
+}
+
+static void assert_same(const struct checksum *a, const char *folder)
+{
+    struct checksum b;
+    struct nyb_err err;
+    golden_must(checksum_folder(&b, folder, 2, &err), &err);
+    assert_int_equal(checksum_compare(a, &b, show_difference, NULL), 0);
+    assert_memory_equal(&a->total, &b.total, sizeof(b.total));
+    checksum_free(&b);
+}
+
+static void assert_checksum(struct model *m, const char *folder)
+{
+    struct checksum a;
+    struct nyb_err err;
+    golden_must(checksum_model(&a, m, 2, &err), &err);
+    assert_same(&a, folder);
+    checksum_free(&a);
+}
+
+/* Of every parameter, from the GPU and from this process's memory. */
+static void assert_values(struct model *m, const char *folder, size_t max)
+{
+    struct nyb_err err;
+    struct checksum all;
+    struct model *cpu;
+    const struct model_options o = {
+        .folder = folder, .compute = COMPUTE_BF16, .n_thread = 1, .kv_type = MODEL_KV_AUTO};
+    golden_must(model_open(&cpu, &o, &err), &err);
+    golden_must(checksum_folder(&all, folder, 1, &err), &err);
+    for (int i = 0; i < all.n_tensor; i++) {
+        struct readback a, b;
+        if (!strcmp(all.tensor[i].name, "kv_scales"))
+            continue;
+        golden_must(readback_values(&a, m, all.tensor[i].name, max, &err), &err);
+        golden_must(readback_values(&b, cpu, all.tensor[i].name, max, &err), &err);
+        assert_string_equal(a.type, b.type);
+        assert_true(a.n == b.n && a.rows == b.rows && a.columns == b.columns);
+        assert_memory_equal(a.value, b.value, a.n * sizeof(*a.value));
+        free(a.value);
+        free(b.value);
+    }
+    checksum_free(&all);
+    model_close(cpu);
+}
+
+static void check_weights(const char *folder, struct how how)
+{
+    struct model *m = open_on_device(folder, how);
+    assert_checksum(m, folder);
+    assert_values(m, folder, how.backend == DEVICE_BACKEND_AUTO ? SIZE_MAX : 1234);
+    model_close(m);
+}
+
+/* What lies on the GPU is the checkpoint: packed, in pairs, row-major, dense and experts. */
+static void test_checksums_and_values(void **state)
+{
+    (void)state;
+    NEED_DEVICE;
+    static const char *const name[] = {"ernie4_5_moe-modelopt",
+                                       "glm4_moe-compressed-tensors-sharded",
+                                       "glm4_moe-modelopt",
+                                       "llama-dense-modelopt",
+                                       "mixtral-modelopt",
+                                       "qwen3-dense-modelopt",
+                                       "qwen3_moe-compressed-tensors",
+                                       "qwen3_moe-modelopt"};
+    for (size_t i = 0; i < COUNT_OF(name); i++) {
+        char *folder = path_join(GOLDEN, name[i]);
+        check_weights(folder, (struct how){0});
+        if (i % 4 == 3)
+            check_weights(folder, (struct how){.backend = DEVICE_BACKEND_REFERENCE});
+        if (i == 1 || i == 3)
+            check_weights(folder, (struct how){.backend = DEVICE_BACKEND_CUBLASLT_NVFP4});
+        free(folder);
+    }
+}
+
+/* Block scales of zero, of both signs, NaN over zeros, and negative ones. */
+static void test_checksums_of_odd_scales(void **state)
+{
+    (void)state;
+    NEED_DEVICE;
+    if (system("python3 -c '' >&2") != 0)
+        skip();
+    char *odd =
+        make_twin(GOLDEN "qwen3_moe-modelopt", "odd",
+                  "--hide " EXPERT "gate_proj 1 --hide " EXPERT "up_proj 2 --hide " EXPERT "down_proj 3 "
+                  "--hide model.layers.1.self_attn.k_proj 4 --negate " EXPERT "up_proj.weight_scale");
+    check_weights(odd, (struct how){0});
+    check_weights(odd, (struct how){.backend = DEVICE_BACKEND_REFERENCE});
+    check_weights(odd, (struct how){.backend = DEVICE_BACKEND_CUBLASLT_NVFP4});
+    free(odd);
+}
+
+/* Steps, and the recording of graphs, go on while other threads read the weights. */
+static void test_checksums_beside_steps(void **state)
+{
+    (void)state;
+    NEED_DEVICE;
+    struct nyb_err err;
+    struct model *m = open_golden("qwen3_moe-modelopt", (struct how){0});
+    struct talk before = talk_to(m, 3, -1);
+    for (int i = 0; i < 2; i++) {
+        struct checksum sum;
+        bool done = false;
+        checksum_start(m, 2);
+        struct talk beside = talk_to(m, 3, -1);
+        while (!done)
+            golden_must(checksum_poll(m, &done, &err), &err);
+        golden_must(checksum_finish(&sum, m, &err), &err);
+        assert_same(&sum, GOLDEN "qwen3_moe-modelopt");
+        assert_memory_equal(beside.logits, before.logits, talk_bytes(m, &before));
+        checksum_free(&sum);
+        free(beside.logits);
+    }
+    free(before.logits);
+    model_close(m);
+}
+
 /* ---- updates ------------------------------------------------------------------------------------- */
 
 static enum nyb_code fault_at(void *arg, enum update_point point, int64_t count)
@@ -305,20 +469,21 @@ static void test_updates_keep_graphs(void **state)
     if (system("python3 -c '' >&2") != 0)
         skip();
     struct nyb_err err;
-    for (size_t i = 0; i < 2; i++) {
-        char *a = path_join(GOLDEN, models[i]), *b = path_join(workshop, models[i]);
-        char *line = mem_printf("rm -rf '%s' && python3 '%s/tests/tools/twin.py' '%s' '%s' --perturb 5", b,
-                                NYBBLE_SOURCE_DIR, a, b);
-        assert_int_equal(system(line), 0);
-        struct model *m = open_on_device(a, (struct how){0}), *fresh = open_on_device(b, (struct how){0});
+    for (size_t i = 0; i < 3; i++) {
+        const char *name = i < 2 ? models[i] : "llama-dense-modelopt";
+        struct how how = {.backend = i < 2 ? DEVICE_BACKEND_AUTO : DEVICE_BACKEND_CUBLASLT_NVFP4};
+        char *a = path_join(GOLDEN, name), *b = make_twin(a, name, "--perturb 5");
+        struct model *m = open_on_device(a, how), *fresh = open_on_device(b, how);
         struct talk before = talk_to(m, 2, -1);
         for (enum update_point point = UPDATE_AT_READ; point <= UPDATE_AT_COMMIT; point++) {
             assert_int_equal(update_to(m, b, &point, &err), NYB_E_IO);
             struct talk same = talk_to(m, 2, -1);
             assert_memory_equal(same.logits, before.logits, talk_bytes(m, &same));
+            assert_checksum(m, a);
             free(same.logits);
         }
         golden_must(update_to(m, b, NULL, &err), &err);
+        assert_checksum(m, b);
         struct talk after = talk_to(m, 2, -1), want = talk_to(fresh, 2, -1);
         assert_memory_equal(after.logits, want.logits, talk_bytes(m, &after));
         assert_memory_not_equal(after.logits, before.logits, talk_bytes(m, &after));
@@ -327,10 +492,118 @@ static void test_updates_keep_graphs(void **state)
         free(want.logits);
         model_close(m);
         model_close(fresh);
-        free(line);
         free(a);
         free(b);
     }
+}
+
+/* ---- several ranks ------------------------------------------------------------------------------- */
+
+static pid_t *last_rank; /* its process, in memory that all ranks share */
+
+/* A model over n processes, each with an emulated GPU of its own: this one is rank 0. */
+static struct model *open_ranks(const char *name, int n_rank, bool no_fusion)
+{
+    const struct comm_options ranks = {.slot_bytes = 256 << 10, .timeout_ms = 20000};
+    char *folder = path_join(GOLDEN, name);
+    struct nyb_err err;
+    struct comm *comm;
+    struct model *m;
+    if (!last_rank)
+        last_rank = mmap(NULL, sizeof(*last_rank), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(last_rank, MAP_FAILED);
+    golden_must(comm_fork(&comm, n_rank, &ranks, &err), &err);
+    const struct model_options o = {.folder = folder,
+                                    .compute = COMPUTE_BF16,
+                                    .n_thread = 1,
+                                    .kv_type = MODEL_KV_AUTO,
+                                    .device = DEVICE_CUDA,
+                                    .no_fusion = no_fusion,
+                                    .comm = comm};
+    int rank = comm_rank(comm);
+    if (rank == n_rank - 1)
+        *last_rank = getpid();
+    enum nyb_code code = model_open(&m, &o, &err);
+    if (rank > 0) {
+        code = code == NYB_OK ? model_follow(m, &err) : code;
+        model_close(m);
+        _exit(code != NYB_OK);
+    }
+    golden_must(code, &err);
+    assert_non_null(model_device_name(m));
+    free(folder);
+    return m;
+}
+
+/* The likeliest tokens are those of one GPU, whose sums have another order. Graphs,
+ * direct runs and runs that are watched must each be the same launches on all ranks, or they would hang. */
+static void test_ranks_say_what_one_says(void **state)
+{
+    (void)state;
+    NEED_DEVICE;
+    static const struct {
+        const char *model;
+        int n_rank;
+        bool no_fusion;
+    } group[] = {{"qwen3_moe-modelopt", 2, false}, {"llama-dense-modelopt", 3, true}};
+    const struct model_probe watching = {0};
+    for (size_t i = 0; i < COUNT_OF(group); i++) {
+        struct model *one = open_golden(group[i].model, (struct how){0}),
+                     *m = open_ranks(group[i].model, group[i].n_rank, group[i].no_fusion);
+        struct talk want = talk_to(one, 3, -1), a = talk_to(m, 3, -1), t;
+        struct nyb_err err;
+        size_t vocab = (size_t)model_config(m)->vocab;
+        int first[SEQ_MAX] = {0};
+        int32_t best[SEQ_MAX];
+        for (int s = 0; s < 3; s++) {
+            assert_int_equal(a.len[s], want.len[s]);
+            assert_memory_equal(a.id[s], want.id[s], (size_t)a.len[s] * sizeof(int32_t));
+        }
+        assert_true(golden_error(a.logits, want.logits, 3 * vocab) < 0.02);
+        begin_talk(&t, (int)vocab, 3, -1);
+        probe_of_step = &watching;
+        golden_must(step(m, &t, first, t.logits, NULL, &err), &err);
+        probe_of_step = NULL;
+        assert_memory_equal(t.logits, a.logits, 3 * vocab * sizeof(float));
+        golden_must(step(m, &t, first, NULL, best, &err), &err);
+        for (int s = 0; s < 3; s++)
+            assert_int_equal(best[s], likeliest(t.logits + (size_t)s * vocab, (int)vocab));
+        free(t.logits);
+        free(want.logits);
+        free(a.logits);
+        model_close(one);
+        model_close(m);
+    }
+}
+
+static void *kill_soon(void *arg)
+{
+    (void)arg;
+    usleep(50000);
+    kill(*last_rank, SIGKILL);
+    return NULL;
+}
+
+/* Whenever rank 1 is killed, in a step or between two, rank 0 gets an error that says so, and no hang. */
+static void test_a_rank_is_killed(void **state)
+{
+    (void)state;
+    NEED_DEVICE;
+    struct nyb_err err;
+    struct model *m = open_ranks("llama-dense-modelopt", 2, false);
+    struct talk t = talk_to(m, 3, -1);
+    pthread_t killer;
+    assert_int_equal(pthread_create(&killer, NULL, kill_soon, NULL), 0);
+    int first[SEQ_MAX] = {0};
+    enum nyb_code code = NYB_OK;
+    time_t end = time(NULL) + 60;
+    while (code == NYB_OK && time(NULL) < end)
+        code = step(m, &t, first, t.logits, NULL, &err);
+    pthread_join(killer, NULL);
+    assert_int_equal(code, NYB_E_RANK);
+    assert_non_null(strstr(err.message, "rank 1"));
+    free(t.logits);
+    model_close(m);
 }
 
 /* ---- too little memory --------------------------------------------------------------------------- */
@@ -386,13 +659,12 @@ static void test_memory_runs_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_graphs_equal_direct_runs),
-        cmocka_unit_test(test_alone_as_among_others),
-        cmocka_unit_test(test_longer_steps_than_expected),
-        cmocka_unit_test(test_best_is_the_likeliest),
-        cmocka_unit_test(test_reference_backend_agrees),
-        cmocka_unit_test(test_updates_keep_graphs),
-        cmocka_unit_test(test_memory_runs_out),
+        cmocka_unit_test(test_graphs_equal_direct_runs),   cmocka_unit_test(test_alone_as_among_others),
+        cmocka_unit_test(test_longer_steps_than_expected), cmocka_unit_test(test_best_is_the_likeliest),
+        cmocka_unit_test(test_reference_backend_agrees),   cmocka_unit_test(test_checksums_and_values),
+        cmocka_unit_test(test_checksums_of_odd_scales),    cmocka_unit_test(test_checksums_beside_steps),
+        cmocka_unit_test(test_updates_keep_graphs),        cmocka_unit_test(test_ranks_say_what_one_says),
+        cmocka_unit_test(test_a_rank_is_killed),           cmocka_unit_test(test_memory_runs_out),
     };
     return cmocka_run_group_tests(tests, make_workshop, drop_workshop);
 }

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "model/checksum.h"
+#include "model/model_state.h"
 #include "model/readback.h"
 #include "model/weights.h"
 
@@ -508,6 +509,190 @@ static void test_a_rank_dies(void **state)
     folder_drop(workshop);
 }
 
+/* ---- experts that move --------------------------------------------------------------------------- */
+
+#define LAYER 1 /* whose experts do */
+
+/* As if so many rows had chosen each: of two ranks with 16 experts each, the plan exchanges 2 for 20 and
+ * leaves all others where they are. It gives out the busiest first, to the rank with least so far or, where
+ * both have the same, to whoever had it; so these five leave both ranks with the same, and after that come
+ * pairs of one of each. */
+static void plan_exchange(struct model *m)
+{
+    static const struct {
+        int expert, count;
+    } busy[] = {{0, 100000}, {2, 99000}, {16, 3000}, {20, 2500}, {17, 500}};
+    int n_expert = m->config.moe.n_expert, pair[2] = {0};
+    assert_int_equal(n_expert, 32);
+    for (int i = 0; i < m->config.n_layer * n_expert; i++)
+        atomic_store(&m->expert_load[i], 0);
+    for (int e = 0; e < n_expert; e++) {
+        int count = 0;
+        for (size_t i = 0; i < COUNT_OF(busy); i++)
+            count = busy[i].expert == e ? busy[i].count : count;
+        atomic_store(&m->expert_load[LAYER * n_expert + e], (unsigned)(count ? count : 100 - pair[e / 16]++));
+    }
+    assert_true(model_rebalance_begin(m));
+}
+
+static int slot_of_expert(const struct model *m, int expert)
+{
+    int slot[64], at = 0;
+    assert_true(model_expert_slots(m, LAYER, slot));
+    while (slot[at] != expert)
+        at++;
+    return at;
+}
+
+/* Until it is done, with steps in between. */
+static void exchange_experts(struct model *m)
+{
+    struct model_rebalance done;
+    struct nyb_err err;
+    bool more = true;
+    while (more) {
+        golden_must(model_rebalance_step(m, 1, &more, &done, &err), &err);
+        free(golden_answer(m));
+        usleep(more ? 1000 : 0);
+    }
+    assert_int_equal(done.n_move, 1);
+    assert_int_equal(slot_of_expert(m, 2), 20);
+    assert_int_equal(slot_of_expert(m, 20), 2);
+}
+
+static void assert_answer(struct model *m, const float *expected)
+{
+    float *now = golden_answer(m);
+    assert_memory_equal(now, expected, golden_answer_bytes(m));
+    free(now);
+}
+
+/* The second rank is held in the middle of a read while the first closes the update: nothing moves, steps go
+ * on, and so does the beginning of the next update, however long that takes. */
+static void test_nothing_moves_while_a_rank_closes_an_update(void **state)
+{
+    (void)state;
+    NEED(TALES);
+    char *workshop = folder_make(), *b = twin(workshop, "b", "--perturb 5");
+    struct model *m = open_group(TALES, 2, true);
+    float *old = golden_answer(m);
+    const struct update_options o = {.folder = b, .staging = UPDATE_STAGING_ON};
+    struct model_rebalance done;
+    struct update_facts facts;
+    struct update *u;
+    struct nyb_err err;
+    bool more;
+    atomic_store(&fault_plan->hold, true);
+    plan_fault(1, UPDATE_AT_READ, 0);
+    golden_must(update_prepare(&u, m, &o, &facts, &err), &err);
+    poll_until_ready(m, u); /* and the second rank stages */
+    while (!atomic_load(&fault_plan->count[1][UPDATE_AT_READ]))
+        usleep(500);
+    update_close(u);
+    plan_exchange(m);
+    for (int i = 0; i < 3; i++) {
+        golden_must(model_rebalance_step(m, UINT64_MAX, &more, &done, &err), &err);
+        assert_true(more);
+        assert_int_equal(done.n_move, 0);
+        assert_answer(m, old);
+    }
+    golden_must(update_prepare(&u, m, &o, &facts, &err), &err);
+    assert_answer(m, old); /* which tells the others of it */
+    atomic_store(&fault_plan->rank, -1);
+    atomic_store(&fault_plan->hold, false);
+    poll_until_ready(m, u);
+    update_close(u);
+    exchange_experts(m);
+    assert_answer(m, old);
+    assert_checksum(m, TALES);
+    close_group(m);
+    free(old);
+    free(b);
+    folder_drop(workshop);
+}
+
+/* An update in place that fails, and goes back to where the moved experts are from; then one that does not.
+ */
+static void check_way_back(struct model *m, const char *to)
+{
+    struct nyb_err err;
+    enum update_state state;
+    float *old = golden_answer(m);
+    plan_fault(0, UPDATE_AT_READ, 5);
+    assert_int_equal(try_b(m, to, UPDATE_STAGING_OFF, &state, &err), NYB_E_IO);
+    assert_int_equal(state, UPDATE_OLD);
+    assert_answer(m, old);
+    plan_fault(-1, UPDATE_AT_READ, 0);
+    golden_must(try_b(m, to, UPDATE_STAGING_OFF, &state, &err), &err);
+    assert_checksum(m, to);
+    free(old);
+}
+
+static void update_some(struct model *m, const char *folder, const char *const *names, int n)
+{
+    struct nyb_err err = {0};
+    enum update_state state;
+    const struct update_options some = {
+        .folder = folder, .names = names, .n_names = n, .staging = UPDATE_STAGING_ON};
+    golden_must(try_update(m, &some, false, &state, &err), &err);
+}
+
+/* Both ranks have both checkpoints open, one parameter each of the second. When those change places, a rank
+ * gives up the one that it had before the other comes. */
+static void test_moved_experts_are_read_again(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"model.layers.1.mlp.experts.2.down_proj.*",
+                                        "model.layers.1.mlp.experts.20.gate_proj.*"};
+    NEED(TALES);
+    char *workshop = folder_make(), *b = twin(workshop, "b", "--perturb 5 --compressed"),
+         *c = twin(workshop, "c", "--perturb 6");
+    struct model *m = open_group(TALES, 2, true);
+    update_some(m, b, names, 2);
+    plan_exchange(m);
+    exchange_experts(m);
+    check_way_back(m, c);
+    close_group(m);
+    free(b);
+    free(c);
+    folder_drop(workshop);
+}
+
+/* Another checkpoint lies where the served one was read from, and one expert comes from it. The rank to which
+ * that expert moves has only the first one open. */
+static void test_an_expert_of_a_folder_that_was_replaced(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"model.layers.1.mlp.experts.2.*"};
+    NEED(TALES);
+    char *workshop = folder_make(), *a = twin(workshop, "served", "--perturb 5"),
+         *c = twin(workshop, "c", "--perturb 7"), *aside = path_join(workshop, "aside");
+    struct nyb_err err = {0};
+    enum update_state after;
+    struct model *m = open_group(a, 2, true);
+    assert_int_equal(rename(a, aside), 0);
+    free(twin(workshop, "served", "--perturb 6"));
+    update_some(m, a, names, 1);
+    plan_exchange(m);
+    exchange_experts(m);
+    float *old = golden_answer(m);
+    plan_fault(0, UPDATE_AT_READ, 5);
+    assert_int_equal(try_b(m, c, UPDATE_STAGING_OFF, &after, &err), NYB_E_MEMORY);
+    assert_non_null(strstr(err.message, "cannot be read again"));
+    assert_non_null(strstr(err.where, "layers.1.mlp.experts.2."));
+    assert_int_equal(after, UPDATE_OLD);
+    assert_answer(m, old);
+    plan_fault(-1, UPDATE_AT_READ, 0);
+    golden_must(try_b(m, c, UPDATE_STAGING_ON, &after, &err), &err);
+    assert_checksum(m, c);
+    close_group(m);
+    free(old);
+    free(a);
+    free(c);
+    free(aside);
+    folder_drop(workshop);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -522,6 +707,9 @@ int main(void)
         cmocka_unit_test(test_values_on_any_ranks),
         cmocka_unit_test(test_faults_on_any_rank),
         cmocka_unit_test(test_a_rank_dies),
+        cmocka_unit_test(test_nothing_moves_while_a_rank_closes_an_update),
+        cmocka_unit_test(test_moved_experts_are_read_again),
+        cmocka_unit_test(test_an_expert_of_a_folder_that_was_replaced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,12 @@ import tempfile
 import threading
 import time
 
+with open(os.environ["NYBBLE"], "rb") as _program:
+    _bytes = _program.read()
+SANITIZED = b"__asan_" in _bytes or b"__tsan_" in _bytes
+SLOW = 10 if SANITIZED else 1  # how many times longer things may take
+del _bytes
+
 
 class Server:
     """A running `nybble serve` on a free loopback port with the embedded model."""

@@ -72,7 +72,7 @@ class Constraints(WithServer):
             self.assertEqual(self.complete(seed=1 + i, structured_outputs={"json": PERSON})[0]["text"], choices[i]["text"])
 
     def test_json_object(self):
-        for choice in self.complete(n=SEEDS, response_format={"type": "json_object"}, max_tokens=900):
+        for choice in self.complete(n=SEEDS, response_format={"type": "json_object"}, max_tokens=500):
             if choice["finish_reason"] == "stop":
                 self.assertIsInstance(json.loads(choice["text"]), dict)
             else:

@@ -1,6 +1,8 @@
-"""A server whose model is on the emulated GPU: the answers of the CPU, among others as alone, and new weights.
+"""A server whose model is on the emulated GPU: the answers, checksum and values of the CPU, among others as alone, and
+new weights.
 NYBBLE names the program."""
 import os
+import subprocess
 import sys
 import unittest
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,15 @@ def answers(server):
     return [reply["choices"][0]["text"] for _, reply in replies]
 
 
+def values(server):
+    """Packed, of a pair, of a plain matrix, of a vector, and of nobody."""
+    layer = "model.layers.2."
+    return [server.post("/get_weights_by_name", {"name": name, "truncate_size": 3000})
+            for name in (layer + "self_attn.q_proj.weight", layer + "mlp.experts.31.gate_proj.weight",
+                         layer + "mlp.experts.0.up_proj.weight", layer + "mlp.experts.5.down_proj.weight",
+                         layer + "mlp.gate.weight", "model.embed_tokens.weight", "model.norm.weight", "nobody")]
+
+
 class Device(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -33,6 +44,7 @@ class Device(unittest.TestCase):
             sys.exit(77)
         cpu = Server("--no-access-log", "--threads", "1")
         cls.wanted = answers(cpu)
+        cls.values = values(cpu)
         assert cpu.stop() == 0
         cpu.close()
         cls.server = Server("--no-access-log", "--device", "cuda", env={"NYBBLE_CUDA_PLUGIN": PLUGIN})
@@ -49,9 +61,26 @@ class Device(unittest.TestCase):
         status, reply = self.server.post("/v1/completions", body(PROMPTS[1]), timeout=300)
         self.assertEqual((status, reply["choices"][0]["text"]), (200, self.wanted[1]))
 
+    def check(self, action):
+        status, reply = self.server.post("/weights_checker", {"action": action}, timeout=300)
+        self.assertEqual(status, 200, reply)
+        return reply["checksum"]
+
+    def test_weights_of_the_checkpoint(self):
+        line = subprocess.run([os.environ["NYBBLE"], "inspect", "--checksum", MODEL], check=True, text=True,
+                              capture_output=True).stdout
+        with ThreadPoolExecutor(1) as pool:
+            beside = pool.submit(answers, self.server)
+            self.assertEqual(self.check("checksum"), line.split()[0])
+            self.assertEqual(beside.result(), self.wanted)
+        self.assertEqual([status for status, _ in self.values], [200] * 7 + [404])
+        self.assertEqual(values(self.server), self.values)
+
     def test_new_weights(self):
+        self.check("snapshot")
         status, reply = self.server.post("/update_weights_from_disk", {"model_path": MODEL}, timeout=300)
         self.assertEqual(status, 200, reply)
+        self.check("compare")
         self.assertEqual(answers(self.server), self.wanted)
 
 

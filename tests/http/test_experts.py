@@ -18,7 +18,7 @@ LAYERS, EXPERTS, TOP_K = (CONFIG[k] for k in ("num_hidden_layers", "num_experts"
 PROMPTS = ["Once upon a time", "The dog was", "One day a girl", "There was a big red", "The old king had three sons"]
 RANKS, COPIES = 3, 4
 OPTIONS = ("--no-access-log", "--threads", "1", "--tensor-parallel-size", str(RANKS), "--enable-expert-parallel",
-           "--num-redundant-experts", str(COPIES), "--rank-timeout", "4")
+           "--ep-num-redundant-experts", str(COPIES), "--rank-timeout", "4")
 
 
 def body(prompt, tokens=48):
@@ -158,7 +158,7 @@ class Faults(unittest.TestCase):
     def lose(self, victim):
         """A process dies under streams and moving experts: all of them end soon, no token is wrong."""
         wanted = self.wanted
-        server = Server(*OPTIONS, "--expert-rebalance-interval", "8")
+        server = Server(*OPTIONS, "--enable-eplb", "--eplb-config", '{"step_interval": 8, "use_async": true}')
         with open(f"/proc/{server.process.pid}/task/{server.process.pid}/children") as f:
             pids = [server.process.pid, *map(int, f.read().split())]
         received = {}

@@ -14,7 +14,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from harness import Server, in_background, parse_events, raw_request, read_until  # noqa: E402
+from harness import SLOW, Server, in_background, parse_events, raw_request, read_until  # noqa: E402
 
 PROMPT = "Once upon a time there was"
 GREEDY = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
@@ -574,7 +574,7 @@ class Drain(unittest.TestCase):
         out.append(server.stream("/v1/completions", LONG))
 
     def test_running_streams_finish(self):
-        server = Server("--drain", "30")
+        server = Server("--drain", str(30 * SLOW))
         out = []
         threads = [in_background(self.read_stream, server, out) for _ in range(4)]
         server.until_metric("num_requests_running", 4)
@@ -587,7 +587,7 @@ class Drain(unittest.TestCase):
         self.assertIn("retry-after", headers)
         self.assertEqual(server.request("GET", "/health")[0], 200)
         for thread in threads:
-            thread.join(60)
+            thread.join(60 * SLOW)
         self.assertEqual([len(events) for events in out if events[-1] == "[DONE]"], [901] * 4)
         self.assertEqual(server.process.wait(20), 0, server.text())
 
@@ -626,9 +626,9 @@ class Drain(unittest.TestCase):
 
 
 class Configuration(unittest.TestCase):
-    def refuse(self, *options, env=None, text=""):
+    def refuse(self, *options, env=None, text="", code=2):
         server = Server(*options, env=env, wait=False)
-        self.assertEqual(server.process.wait(30), 2, server.text())
+        self.assertEqual(server.process.wait(30), code, server.text())
         self.assertIn(text, server.text())
         server.close()
 
@@ -669,6 +669,23 @@ class Configuration(unittest.TestCase):
         self.refuse("--pipeline-parallel-size", "2", text="pipeline-parallel-size")
         self.refuse("--tensor-parallel-size", "0", text="tensor-parallel-size")
         self.refuse("--metrics-style", "odd", text="fastdeploy")
+        for bad in ("4", "[1]", '{"step_interval": 1', '{"step_interval": 1, "step_interval": 2}'):
+            self.refuse("--eplb-config", bad, text="eplb-config must be a JSON object")
+        self.refuse("--eplb-config", '{"num_redundant_experts": 4, "surprise": 1}', text="surprise")
+        self.refuse("--eplb-config", '{"step_interval": [1]}', text="eplb-config.step_interval must be")
+        self.refuse("--eplb-config", '{"step_interval": -1}', text="whole number")
+        self.refuse("--eplb-config", '{"policy": "odd"}', text="one balancer")
+        self.refuse("--eplb-algorithm", "deepseek", text="one balancer")
+
+    def test_balancers_need_expert_parallel(self):
+        for flags in (("--enable-eplb",), ("--eplb-rebalance-num-iterations", "5"), ("--eplb-config.step_interval", "5"),
+                      ("--eplb-config", '{"step_interval": 5, "log_balancedness": true, "window_size": null}')):
+            self.refuse(*flags, code=1,
+                        text="expert_rebalance_interval is for experts that ranks share out")
+        for flags in (("--ep-num-redundant-experts", "2"), ("--eplb-config", '{"num_redundant_experts": 2}'),
+                      ("--eplb-config", '{"redundant_experts_num": 2}')):
+            self.refuse("--no-enable-eplb", *flags, code=1,
+                        text="num_redundant_experts is for experts that ranks share out")
         self.refuse(env={"FD_FLASHINFER_MOE_BACKEND": "odd"}, text="flashinfer-cutlass")
         self.refuse(env={"FD_NVFP4_GEMM_BACKEND": "odd"}, text="flashinfer-cudnn")
 

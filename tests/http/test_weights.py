@@ -16,7 +16,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from harness import Server, in_background  # noqa: E402
+from harness import SANITIZED, SLOW, Server, in_background  # noqa: E402
 
 SOURCE = os.environ["SOURCE"]
 MODEL = os.path.join(SOURCE, "models", "tales-24m-moe-nvfp4")
@@ -26,9 +26,6 @@ PARTS = ["*.experts.0.*", "*.experts.3.*", "*.layers.1.*", "*q_proj*", "*norm*",
          "*.layers.0.mlp.*", "*embed_tokens*", "*down_proj*"]
 FROM_DISK = "/update_weights_from_disk"
 STALL_S = 0.05  # the bound that the embedded model is to keep
-with open(os.environ["NYBBLE"], "rb") as program:
-    SANITIZED = b"__asan_" in program.read()
-SLOW = 10 if SANITIZED else 1
 GROWTH_KIB = 400 << 10 if SANITIZED else 8 << 10  # the first has freed memory in quarantine
 LONG = {"prompt": "Once upon a time there was", "max_tokens": 150 if SANITIZED else 700, "ignore_eos": True,
         "temperature": 0}

@@ -34,13 +34,6 @@ static void net_start(struct comm *c, int channel, const struct comm_part *part,
     sim.n_started[channel]++;
 }
 
-static bool net_ready(struct comm *c, int channel)
-{
-    (void)c, (void)channel;
-    fail_msg("the order depends on when the network answers");
-    return true;
-}
-
 /* The other half's exchange is under way meanwhile, unless there is none left. */
 static bool net_wait(struct comm *c, int channel, struct comm_part *in, bool idle)
 {
@@ -51,8 +44,7 @@ static bool net_wait(struct comm *c, int channel, struct comm_part *in, bool idl
     return true;
 }
 
-static const struct comm_backend net = {
-    .name = "mock", .start = net_start, .ready = net_ready, .wait = net_wait};
+static const struct comm_backend net = {.name = "mock", .start = net_start, .wait = net_wait};
 
 /* ---- mock stages --------------------------------------------------------------------------------- */
 

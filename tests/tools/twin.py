@@ -16,6 +16,8 @@ Edits, in the order given:
     --nan NAME          its first byte is 0x7f: NaN for a block scale
     --nan-last NAME     its last byte is
     --negate NAME       bit 7 of every byte is set: negative block scales
+    --hide MODULE SEED  every third block becomes worth nothing: its scale is zero, of either sign, over random
+                        codes, or NaN over zeros of random signs
     --config KEY VALUE  a field of config.json, VALUE in JSON
     --truncate BYTES    model.safetensors ends that many bytes early
 One model.safetensors is written whatever FROM has. Python's standard library only.
@@ -136,6 +138,16 @@ def compress(tensors, folder):
     tensors.update(renamed)
 
 
+def hide(tensors, module, seed):
+    rng = random.Random(seed)
+    codes, scales = bytearray(tensors[module + ".weight"][2]), bytearray(tensors[module + ".weight_scale"][2])
+    for g in range(0, len(scales), 3):
+        scales[g] = (0, 0x80, 0x7f)[g % 9 // 3]
+        kept = 0x88 if scales[g] == 0x7f else 0xff
+        codes[8 * g:8 * g + 8] = bytes(b & kept for b in rng.randbytes(8))
+    tensors[module + ".weight"][2], tensors[module + ".weight_scale"][2] = bytes(codes), bytes(scales)
+
+
 def other_shape(t):
     rows = t[1][0]
     t[2] = t[2][:len(t[2]) // rows * (rows - 1)]
@@ -183,6 +195,8 @@ def main(args):
             tensors[value][2] = tensors[value][2][:-1] + b"\x7f"
         elif edit == "--negate":
             tensors[value][2] = bytes(b | 0x80 for b in tensors[value][2])
+        elif edit == "--hide":
+            hide(tensors, value, int(next(rest)))
         elif edit == "--config":
             config = json.load(open(config_path))
             config[value] = json.loads(next(rest))

@@ -23,6 +23,26 @@ static void test_features_are_shared_out_once_on_group_borders(void **state)
         }
 }
 
+/* Where every rank can have whole tiles of a GPU's weights, it does; elsewhere it is as for the CPU. */
+static void test_wide_features(void **state)
+{
+    static const int n[] = {768, 1408, 1536, 64, 100, 704};
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(n); i++)
+        for (int size = 1; size <= 8; size++) {
+            int at = 0;
+            for (int rank = 0; rank < size; rank++) {
+                const struct shard s = {.rank = rank, .size = size, .wide = true};
+                struct shard_range r = shard_features(&s, n[i]);
+                bool wide = n[i] % SHARD_WIDE == 0 && n[i] >= SHARD_WIDE * size;
+                assert_true(r.count == 0 || r.begin == at);
+                assert_true(!wide || (r.count >= SHARD_WIDE && r.count % SHARD_WIDE == 0));
+                at += r.count;
+            }
+            assert_int_equal(at, n[i]);
+        }
+}
+
 static void check_heads(int n_head, int n_kv, int size)
 {
     int at = 0, per_kv = n_head / n_kv;
@@ -55,6 +75,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_features_are_shared_out_once_on_group_borders),
+        cmocka_unit_test(test_wide_features),
         cmocka_unit_test(test_heads_are_shared_out_once_beside_their_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -503,11 +503,6 @@ static bool is_done(struct channel *ch)
     return atomic_load_explicit(&ch->done, memory_order_acquire) == atomic_load(&ch->posted);
 }
 
-static bool mpi_ready(struct mpi_ranks *m, int channel)
-{
-    return is_done(&m->channel[channel]) || has_failed(m);
-}
-
 static bool sleep_until_done(struct mpi_ranks *m, struct channel *ch, bool idle)
 {
     uint64_t begin_ns = now_ns();
@@ -576,6 +571,6 @@ static void mpi_close(struct mpi_ranks *m)
 
 __attribute__((visibility("default"))) extern const struct comm_mpi_plugin comm_mpi_plugin;
 const struct comm_mpi_plugin comm_mpi_plugin = {
-    COMM_MPI_ABI, mpi_open,   mpi_rank, mpi_size,  mpi_start,          mpi_ready,
+    COMM_MPI_ABI, mpi_open,   mpi_rank, mpi_size,  mpi_start,
     mpi_wait,     mpi_failed, mpi_fail, mpi_close, mpi_time_allreduce,
 };

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#define GROUP    16
-#define ONE_E4M3 0x38 /* 1.0 */
+#define GROUP  16
+#define N_WORD (CUDA_UNIT_CODES / 4)
 
 /* Where bit 15 (sign) and bits 8 to 6 (magnitude) of each pair's halves come from: the word rotated left by
  * so many bits. Pair 3 has bit 8 from another rotation: no four rotations tile 32 bits. */
@@ -19,6 +19,8 @@ size_t cuda_layout_bytes(size_t n_row, size_t K)
 uint8_t cuda_layout_scale(uint8_t e4m3)
 {
     int e = (e4m3 >> 3) & 15, m = e4m3 & 7;
+    if (e4m3 == 0)
+        return 0;
     if (e > 0)
         return (uint8_t)((e + 3) << 3 | m);
     for (e = 4; m < 8; e--) /* m * 2^-9 = (m / 8) * 2^-6 */
@@ -31,7 +33,7 @@ uint8_t cuda_layout_scale_back(uint8_t code)
     int e = code >> 3, m = code & 7;
     if (e > 3)
         return (uint8_t)((e - 3) << 3 | m);
-    return (uint8_t)((m | 8) >> (4 - e));
+    return (uint8_t)((m | 8) >> (4 - e)); /* zero of code 0 */
 }
 
 /* The bit of the word that is bit b (0 to 2 magnitude, 3 sign) of the code of pair p, half h. */
@@ -68,16 +70,6 @@ static void put_code(uint8_t *unit, int row, int k, unsigned code)
     memcpy(unit + word_at(row, k), &word, 4);
 }
 
-static unsigned get_code(const uint8_t *unit, int row, int k)
-{
-    uint32_t word;
-    unsigned code = 0;
-    memcpy(&word, unit + word_at(row, k), 4);
-    for (int b = 0; b < 4; b++)
-        code |= (word >> place(pair_of(row, k), k % 2, b) & 1u) << b;
-    return code;
-}
-
 /* Of one block of 16: codes [8] and its scale into row `row`, block `block` of a unit of zeros. */
 static bool put_block(uint8_t *unit, int row, int block, const uint8_t *codes, uint8_t scale)
 {
@@ -85,13 +77,10 @@ static bool put_block(uint8_t *unit, int row, int block, const uint8_t *codes, u
     unsigned sign = scale & 0x80 ? 8 : 0, any = 0;
     for (int i = 0; i < GROUP / 2; i++)
         any |= codes[i] & 0x77u;
-    unit[scale_at(row, block)] = cuda_layout_scale(ONE_E4M3);
-    if (magnitude == 0x7f)
-        return !any;
-    if (magnitude == 0)
-        return true;
+    if (magnitude == 0x7f && any)
+        return false;
     unit[scale_at(row, block)] = cuda_layout_scale(magnitude);
-    for (int i = 0; i < GROUP; i++)
+    for (int i = 0; i < GROUP && magnitude; i++)
         put_code(unit, row, GROUP * block + i, ((unsigned)codes[i / 2] >> i % 2 * 4 & 15u) ^ sign);
     return true;
 }
@@ -107,19 +96,10 @@ static bool put_row(uint8_t *packed, size_t row, const uint8_t *codes, const uin
     return true;
 }
 
-/* Zero codes; rows of the padding need a scale too, as no code of a scale is zero. */
-static void clear(uint8_t *packed, size_t n_row, size_t K)
-{
-    size_t bytes = cuda_layout_bytes(n_row, K);
-    memset(packed, 0, bytes);
-    for (size_t at = 0; at < bytes; at += CUDA_UNIT_BYTES)
-        memset(packed + at + CUDA_UNIT_CODES, cuda_layout_scale(ONE_E4M3), CUDA_UNIT_BYTES - CUDA_UNIT_CODES);
-}
-
 bool cuda_layout_pack(uint8_t *packed, const uint8_t *codes, const uint8_t *scales, size_t n_row, size_t K,
                       size_t *bad_row)
 {
-    clear(packed, n_row, K);
+    memset(packed, 0, cuda_layout_bytes(n_row, K));
     for (size_t r = 0; r < n_row; r++) {
         *bad_row = r;
         if (!put_row(packed, r, codes + r * (K / 2), scales + r * (K / GROUP), K))
@@ -132,7 +112,7 @@ bool cuda_layout_pack_pair(uint8_t *packed, const uint8_t *gate_codes, const uin
                            const uint8_t *up_codes, const uint8_t *up_scales, size_t n_row, size_t K,
                            size_t *bad_row)
 {
-    clear(packed, 2 * n_row, K);
+    memset(packed, 0, cuda_layout_bytes(2 * n_row, K));
     for (size_t r = 0; r < n_row; r++) {
         size_t at = r / 8 * CUDA_UNIT_ROWS + r % 8;
         *bad_row = r;
@@ -143,16 +123,74 @@ bool cuda_layout_pack_pair(uint8_t *packed, const uint8_t *gate_codes, const uin
     return true;
 }
 
+/* ---- back ------------------------------------------------------------------------------------------ */
+
+static uint32_t rotate(uint32_t w, int by)
+{
+    return by ? w << by | w >> (32 - by) : w;
+}
+
+/* The byte of two codes whose bits are where bf16 has them in both halves. */
+static uint32_t squeeze(uint32_t x)
+{
+    return (x >> 12 & 8u) | (x >> 6 & 7u) | (x >> 24 & 0x80u) | (x >> 18 & 0x70u);
+}
+
+/* Of each word of a unit its four codes of the lane's low row, and above them those of the high one. */
+static void gather_codes(uint32_t codes[N_WORD], const uint8_t *unit)
+{
+    const uint32_t bit_8 = 0x01000100u;
+    memcpy(codes, unit, CUDA_UNIT_CODES);
+    for (int i = 0; i < N_WORD; i++) {
+        uint32_t w = codes[i];
+        uint32_t last = (rotate(w, rotation[3]) & ~bit_8) | (rotate(w, ROTATION_3_BIT_8) & bit_8);
+        codes[i] = squeeze(rotate(w, rotation[0])) | squeeze(rotate(w, rotation[2])) << 8 |
+                   squeeze(rotate(w, rotation[1])) << 16 | squeeze(last) << 24;
+    }
+}
+
+/* n of the unit's rows, from its first or (high) its ninth on; K is the matrix's. */
+static void take_rows(uint8_t *codes, uint8_t *scales, const uint32_t from[N_WORD], const uint8_t *unit,
+                      bool high, size_t n, size_t K)
+{
+    const int shift = high ? 16 : 0;
+    for (size_t g = 0; g < n; g++)
+        for (size_t f = 0; f < 4; f++) {
+            const uint32_t *lane = from + 16 * g + f; /* four of them have a block's 16 codes */
+            uint64_t block = 0;
+            for (int q = 0; q < 4; q++)
+                block |= (uint64_t)(lane[4 * q] >> shift & 0xffffu) << 16 * q;
+            memcpy(codes + g * (K / 2) + 8 * f, &block, 8);
+            scales[g * (K / GROUP) + f] =
+                cuda_layout_scale_back(unit[scale_at((int)g + (high ? 8 : 0), (int)f)]);
+        }
+}
+
+/* Tiles of which `height` rows are the matrix's: all 16, or the eight low or high ones. */
+static void unpack(uint8_t *codes, uint8_t *scales, const uint8_t *packed, size_t height, bool high,
+                   size_t n_row, size_t K)
+{
+    uint32_t word[N_WORD];
+    for (size_t r = 0; r < n_row; r += height)
+        for (size_t u = 0; u < K / CUDA_UNIT_K; u++, packed += CUDA_UNIT_BYTES) {
+            size_t left = n_row - r, first = left < 8 ? left : 8;
+            uint8_t *c = codes + r * (K / 2) + u * (CUDA_UNIT_K / 2);
+            uint8_t *s = scales + r * (K / GROUP) + u * (CUDA_UNIT_K / GROUP);
+            gather_codes(word, packed);
+            take_rows(c, s, word, packed, high, first, K);
+            if (height == CUDA_UNIT_ROWS && left > 8)
+                take_rows(c + 8 * (K / 2), s + 8 * (K / GROUP), word, packed, true,
+                          left < CUDA_UNIT_ROWS ? left - 8 : 8, K);
+        }
+}
+
 void cuda_layout_unpack(uint8_t *codes, uint8_t *scales, const uint8_t *packed, size_t n_row, size_t K)
 {
-    for (size_t r = 0; r < n_row; r++)
-        for (size_t k = 0; k < K; k += 2) {
-            const uint8_t *unit =
-                packed + (r / CUDA_UNIT_ROWS * (K / CUDA_UNIT_K) + k / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
-            int row = (int)(r % CUDA_UNIT_ROWS), at = (int)(k % CUDA_UNIT_K);
-            unsigned pair = get_code(unit, row, at) | get_code(unit, row, at + 1) << 4;
-            codes[r * (K / 2) + k / 2] = (uint8_t)pair;
-            if (k % GROUP == 0)
-                scales[r * (K / GROUP) + k / GROUP] = cuda_layout_scale_back(unit[scale_at(row, at / GROUP)]);
-        }
+    unpack(codes, scales, packed, CUDA_UNIT_ROWS, false, n_row, K);
+}
+
+void cuda_layout_unpack_pair(uint8_t *codes, uint8_t *scales, const uint8_t *packed, bool up, size_t n_row,
+                             size_t K)
+{
+    unpack(codes, scales, packed, CUDA_UNIT_ROWS / 2, up, n_row, K);
 }

@@ -10,7 +10,10 @@
  * and the low bits of its magnitude: 2^-126 times the value of e2m1. The scale is a code of five bits of
  * exponent and three of mantissa, which `code << 4 | 0x7000` makes the bf16 number scale * 2^107. Their
  * product, value * scale * 2^-19, is exact and normal: e4m3's subnormals are normal numbers here. What has no
- * such code moves into the codes of its block: the sign of a negative scale, and zero.
+ * such number moves into the codes of its block: the sign of a negative scale, and zero. A block whose scale
+ * is zero has zero codes, under a scale code of zero that no other scale has (and that kernels take as a
+ * scale like any other): so it is known again, and a matrix in this layout is the checkpoint's but for codes
+ * under a scale of zero.
  *
  * Rows of gate and up alternate by eight, so that both values of a neuron meet in one lane. */
 #ifndef NYB_KERNELS_CUDA_LAYOUT_H
@@ -32,7 +35,7 @@ struct nyb_err;
 /* Bytes of n_row x K; rows are padded to 16 with zeros. K is a multiple of 64. */
 size_t cuda_layout_bytes(size_t n_row, size_t K);
 
-/* The code of a positive finite e4m3 byte (0x01 to 0x7e), and back. */
+/* The code of an e4m3 byte without a sign (0x00 to 0x7f, NaN counting as 480), and back. */
 uint8_t cuda_layout_scale(uint8_t e4m3);
 uint8_t cuda_layout_scale_back(uint8_t code);
 
@@ -44,8 +47,11 @@ bool cuda_layout_pack(uint8_t *packed, const uint8_t *codes, const uint8_t *scal
 bool cuda_layout_pack_pair(uint8_t *packed, const uint8_t *gate_codes, const uint8_t *gate_scales,
                            const uint8_t *up_codes, const uint8_t *up_scales, size_t n_row, size_t K,
                            size_t *bad_row);
-/* Back to rows of the tiles. Not to the byte: blocks with scale zero, a negative or a NaN scale come back as
- * equal values under the scale they are packed with (0x38, 1.0, for zeros). */
+/* The inverse: n_row rows from the beginning of the tiles at `packed`, in the checkpoint's bytes, but that
+ * signs are in the codes and that codes under a scale of zero are zero. */
 void cuda_layout_unpack(uint8_t *codes, uint8_t *scales, const uint8_t *packed, size_t n_row, size_t K);
+/* Of a pair: gate, or up. */
+void cuda_layout_unpack_pair(uint8_t *codes, uint8_t *scales, const uint8_t *packed, bool up, size_t n_row,
+                             size_t K);
 
 #endif

@@ -38,6 +38,7 @@ enum cuda_weight_type {
     CUDA_BF16,
     CUDA_F16,
     CUDA_F32,
+    CUDA_NVFP4_TILED, /* cuda_tiled.h: products through cuBLASLt, whose other factor is NVFP4 too           */
 };
 
 /* A matrix of n rows (outputs) of K, row-major but for the packed one; 256-byte aligned. Several of one shape
@@ -45,8 +46,9 @@ enum cuda_weight_type {
 struct cuda_weight {
     int32_t type;
     const uint8_t *data;
-    const uint8_t *block; /* CUDA_NVFP4, else NULL */
-    const float *scale;   /* [1]: multiplies the products. Never NULL */
+    const uint8_t *block; /* CUDA_NVFP4 and CUDA_NVFP4_TILED, else NULL */
+    const float *scale;   /* [1]: multiplies the products. Never NULL. Of CUDA_NVFP4_TILED [2]: the second is
+                             the scale of the inputs, and is in the first already */
 };
 
 /* ---- operators ----------------------------------------------------------------------------------- */
@@ -116,6 +118,7 @@ struct cuda_qkv {
     int32_t n_head, rotary_dim;
     bool interleaved; /* pairs (2i, 2i + 1), else (i, i + rotary_dim / 2) */
     float eps;
+    float *q_float; /* instead of q_out where not NULL: unrounded; may be q */
 };
 
 /* Rows [row, row + n_row) are tokens of sequence `seq` at positions pos[row], pos[row] + 1, ... */
@@ -141,6 +144,8 @@ struct cuda_attention {
     int32_t n_single, n_tile, n_split;
     int32_t n_head;
     float scale;
+    const float *q_float; /* of a cache of type F32 where not NULL: instead of q, and */
+    float *y_float;       /* instead of y: nothing is rounded                         */
 };
 
 /* The choice of experts, as struct router_args of kernels/kernels.h has it. */
@@ -189,6 +194,7 @@ struct cuda_swiglu {
     const float *gate, *up; /* [n_row][n] */
     uint16_t *h;            /* bf16 [n_row][n], 16-byte aligned */
     int32_t n;
+    float *h_float; /* instead of h where not NULL: unrounded; may be gate or up */
 };
 
 /* id[t] = index of the largest of x[t]: the lowest among equals, and of numbers only; 0 where all are NaN. */
@@ -196,6 +202,49 @@ struct cuda_argmax {
     const float *x; /* [n_row][n] */
     int32_t *id;    /* [n_row] */
     int32_t n;
+};
+
+/* ---- GPUs that compute a step together ----
+ *
+ * Peers (cuda_plugin.h) run the same operators of the following kinds in the same order, with the same n_row,
+ * *count and sizes; their launches wait for each other. Numbers are bit-identical on all of them. Not before
+ * peers_connect. */
+
+#define CUDA_PEERS_MAX 8
+
+/* How sums travel. The first three are kernels of this plug-in and give the same bits; sums in rank order. */
+enum cuda_reduce_way {
+    CUDA_REDUCE_AUTO,     /* one of the next two, by size (peers_set_two_shot) */
+    CUDA_REDUCE_ONE_SHOT, /* everybody's rows to everybody                     */
+    CUDA_REDUCE_TWO_SHOT, /* a share of the rows to each, and their sums back  */
+    CUDA_REDUCE_LIBRARY,  /* NCCL (library_open): only into `sum`              */
+};
+
+/* part[t] = delta[0] + delta[1], where absent zeros: either may be. The sum of all ranks' parts takes the
+ * place of what cuda_add_norm adds to the residual; all else is as there. Or, where `sum` is not NULL, it
+ * goes there, and of `norm` only the deltas, n and `row` (NULL) are looked at; `sum` may be delta[0]. */
+struct cuda_all_reduce {
+    struct cuda_add_norm norm;
+    float *sum;  /* [n_row][n] or NULL */
+    int32_t way; /* enum cuda_reduce_way */
+};
+
+/* Columns of all ranks side by side on rank 0: out[t][first[r] + j] = rank r's x[t][j]. */
+struct cuda_gather {
+    const float *x;                    /* [n_row][first[rank + 1] - first[rank]], which may be 0 */
+    float *out;                        /* [n_row][first[size]]; not looked at but on rank 0 */
+    int32_t first[CUDA_PEERS_MAX + 1]; /* by rank, ascending from 0 */
+};
+
+/* cuda_moe for tiled weights (use_cublaslt): what goes into the matrices is rounded to NVFP4 under the scale
+ * of each, and nothing else below fp32. The host waits in it for the choice of experts: not for graphs. */
+struct cuda_moe_w4a4 {
+    struct cuda_weight gate, up, down; /* [n_expert] each */
+    const float *x;                    /* [n_row][hidden] */
+    const int32_t *id;
+    const float *weight;
+    float *out;
+    int32_t n_used, n_expert, hidden, inner; /* the last two multiples of 16 */
 };
 
 enum cuda_op_kind {
@@ -209,6 +258,9 @@ enum cuda_op_kind {
     CUDA_OP_MOE_PLAIN,
     CUDA_OP_SWIGLU,
     CUDA_OP_ARGMAX,
+    CUDA_OP_ALL_REDUCE,
+    CUDA_OP_GATHER,
+    CUDA_OP_MOE_W4A4,
     CUDA_OP_KINDS,
 };
 
@@ -227,6 +279,9 @@ struct cuda_op {
         struct cuda_moe_plain moe_plain;
         struct cuda_swiglu swiglu;
         struct cuda_argmax argmax;
+        struct cuda_all_reduce all_reduce;
+        struct cuda_gather gather;
+        struct cuda_moe_w4a4 moe_w4a4;
     } as;
 };
 
@@ -237,6 +292,7 @@ enum cuda_pack_rows {
     CUDA_PACK_WHOLE, /* row r of the matrix is row r of the tiles */
     CUDA_PACK_GATE,  /* row r is row r % 8 of tile r / 8, and the other eight rows of it stay as they are */
     CUDA_PACK_UP,    /* the same, row r % 8 + 8 */
+    CUDA_PACK_TILED, /* CUDA_NVFP4_TILED: `device` are its codes, `block` its scales */
 };
 struct cuda_pack {
     uint8_t *device;       /* the matrix, or the pair, from its beginning */
@@ -246,6 +302,7 @@ struct cuda_pack {
     int32_t first, n_row;  /* `first` is a multiple of 16; n_row too, unless they are the last */
     int32_t n_whole, K; /* rows of the whole matrix (of a pair: of one of the two); padding rows of the last
                            tile become zeros */
+    uint8_t *block;     /* CUDA_PACK_TILED, whose K is a multiple of 16, that of the others of 64 */
 };
 
 #endif

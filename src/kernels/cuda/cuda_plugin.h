@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 
-#define CUDA_PLUGIN_ABI    2
+#define CUDA_PLUGIN_ABI    3
 #define CUDA_PLUGIN_FILE   "libnybble_cuda.so"
 #define CUDA_PLUGIN_SYMBOL "cuda_plugin"
 
@@ -27,9 +27,36 @@ struct cuda_gpu_info {
     size_t free_bytes; /* now */
 };
 
+/* ---- peers ----
+ *
+ * GPUs of one machine, each of a process of its own (or, in tests, several streams of one GPU and one
+ * process), that compute steps together. Each has buffers that the others write to; where its own part of an
+ * exchange has not come yet, a kernel waits. A peer that never comes ends the wait: after the timeout, or
+ * when peers_stop is called. From then on steps fail (sync, read), and error() names the rank that was waited
+ * for.
+ */
+
+/* How others open a rank's buffers. Plain bytes: they travel between processes. */
+struct cuda_peer_handle {
+    uint64_t process, address;
+    int32_t device, size;
+    uint64_t bytes;
+    uint8_t ipc[64];
+};
+
+struct cuda_peer_options {
+    int rank, size;
+    int n_sharing;  /* of the ranks that share this GPU: 1 but in tests. Their launches run side by side */
+    size_t bytes;   /* of a buffer: most that all parts of one launch take together; longer operators are cut
+                       up. Six times that are taken */
+    int timeout_ms; /* that a peer may be late */
+};
+
+#define CUDA_LIBRARY_ID_BYTES 128 /* what NCCL calls a unique id */
+
 /* Functions that return bool or a pointer: false or NULL is a failure that error() describes in one line. A
  * call may come from any thread; one at a time, except write, pack and zero, of which several may run at
- * once. */
+ * once, peek and peers_stop. */
 struct cuda_plugin {
     int abi;
     /* NULL: why not is in `why`, one line. */
@@ -50,6 +77,9 @@ struct cuda_plugin {
     /* In order with run: host memory, of alloc_host, is read until the next read, copy or sync. */
     bool (*upload)(struct cuda_gpu *g, void *device, const void *host, size_t bytes);
     bool (*read)(struct cuda_gpu *g, void *host, const void *device, size_t bytes); /* waits for all work */
+    /* The same for memory that no work in progress writes: waits for none, and may run beside any other call,
+     * several at once. */
+    bool (*peek)(struct cuda_gpu *g, void *host, const void *device, size_t bytes);
     bool (*sync)(struct cuda_gpu *g);
 
     /* ---- operators ---- */
@@ -75,6 +105,27 @@ struct cuda_plugin {
     bool (*randomize)(struct cuda_gpu *g, void *device, size_t bytes, uint64_t seed);
     /* Bytes a second of a kernel that only reads this buffer. Below zero: failed. */
     double (*read_rate)(struct cuda_gpu *g, const void *device, size_t bytes);
+
+    /* ---- peers ---- */
+    /* This rank's buffers. Once in a gpu's life. */
+    bool (*peers_open)(struct cuda_gpu *g, const struct cuda_peer_options *o, struct cuda_peer_handle *own);
+    /* The others', all[size] in rank order. Operators of peers may run when it has returned on all ranks. */
+    bool (*peers_connect)(struct cuda_gpu *g, const struct cuda_peer_handle *all);
+    /* Whoever waits for a peer gives up. Any thread, beside any other call. */
+    void (*peers_stop)(struct cuda_gpu *g);
+    /* From how many bytes of one rank's part on CUDA_REDUCE_AUTO is two-shot; the same on all ranks. */
+    void (*peers_set_two_shot)(struct cuda_gpu *g, size_t bytes);
+    /* Bytes a second that this GPU writes to the next rank's memory while all do so: the limit of the link.
+     * All ranks call it at once. Below zero: failed. */
+    double (*peers_rate)(struct cuda_gpu *g);
+    /* NCCL, where it is found: a new group's id, for rank 0 to hand out; joining it, which waits until all
+     * ranks do. After peers_open. */
+    bool (*library_id)(struct cuda_gpu *g, uint8_t id[CUDA_LIBRARY_ID_BYTES]);
+    bool (*library_open)(struct cuda_gpu *g, const uint8_t id[CUDA_LIBRARY_ID_BYTES]);
+
+    /* ---- cuBLASLt ---- */
+    /* Load it, for CUDA_NVFP4_TILED; once is enough. False: this GPU or this machine cannot. */
+    bool (*use_cublaslt)(struct cuda_gpu *g);
 };
 
 #endif

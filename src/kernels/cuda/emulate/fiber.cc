@@ -16,11 +16,12 @@
 #define GUARD 4096u
 
 /* Where the system thread goes on when a fiber leaves. */
-static struct {
+struct fiber_home {
     void *stack, *fake;
     const void *bottom;
     size_t bytes;
-} home;
+};
+static __thread fiber_home home __attribute__((tls_model("initial-exec")));
 
 #if defined(__x86_64__)
 

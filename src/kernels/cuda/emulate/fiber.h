@@ -16,7 +16,8 @@ struct fiber {
 /* `body` is called on the new stack at the first switch and must never return. False: no memory. */
 bool fiber_make(fiber *f, void (*body)());
 void fiber_free(fiber *f);
-/* From the system thread's own stack to a fiber, until that calls fiber_leave. One thread at a time. */
+/* From the system thread's own stack to a fiber, until that calls fiber_leave. A fiber stays with one
+ * system thread. */
 void fiber_enter(fiber *f);
 void fiber_leave(fiber *f);
 /* First thing in `body`. */

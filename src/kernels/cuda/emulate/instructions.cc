@@ -1,6 +1,8 @@
 /* The instructions of plugin/gpu.h that are more than a line of C++. */
 #include "kernels/cuda/plugin/gpu.h"
 
+#include <chrono>
+
 uint16_t float_bf16(float f)
 {
     const uint32_t u = __float_as_uint(f);
@@ -68,4 +70,40 @@ uint32_t transpose_8x8(uint32_t pair)
         out |= (from >> row % 2 * 16 & 0xffffu) << i * 16;
     }
     return out;
+}
+
+/* Other threads and processes read and write the same memory: these are atomic for them, too. */
+float4 gpu_load_system(const float4 *p)
+{
+    float4 v;
+    __atomic_load(&p->x, &v.x, __ATOMIC_RELAXED);
+    __atomic_load(&p->y, &v.y, __ATOMIC_RELAXED);
+    __atomic_load(&p->z, &v.z, __ATOMIC_RELAXED);
+    __atomic_load(&p->w, &v.w, __ATOMIC_RELAXED);
+    return v;
+}
+
+void gpu_store_system(float4 *p, float4 v)
+{
+    __atomic_store(&p->x, &v.x, __ATOMIC_RELAXED);
+    __atomic_store(&p->y, &v.y, __ATOMIC_RELAXED);
+    __atomic_store(&p->z, &v.z, __ATOMIC_RELAXED);
+    __atomic_store(&p->w, &v.w, __ATOMIC_RELAXED);
+}
+
+uint32_t gpu_load_system(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+
+void gpu_store_system(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+
+uint64_t gpu_now_ns()
+{
+    return (uint64_t)std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
 }

@@ -1,9 +1,12 @@
 #include "kernels/cuda/emulate/simt.h"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <cstdarg>
 #include <cstdio>
 #include <memory>
-#include <mutex>
+#include <new>
 #include <vector>
 
 #include "kernels/cuda/emulate/fiber.h"
@@ -13,6 +16,8 @@
 #define SHARED_LIMIT (227u << 10)
 #define POISON       0xff      /* NaNs, and indices far out */
 #define SPINS_MAX    20000000l /* rounds in which threads only spun */
+#define EAGER_ROUNDS 64        /* of waiting for another process or thread, before sleeping */
+#define SLEEP_US     50
 
 namespace simt
 {
@@ -48,47 +53,65 @@ struct thread {
     struct block *block;
 };
 
-const struct place *here;
+__thread const struct place *here __attribute__((tls_model("initial-exec")));
 
-static struct {
-    std::mutex lock;
+/* Of one system thread: launches of several run at once, as those of several GPUs do. */
+struct engine_state {
     std::vector<std::unique_ptr<thread>> threads;
     std::vector<std::unique_ptr<block>> blocks;
     thread *running;
     const std::function<void()> *kernel;
     unsigned n_launch;
-    bool progress, failed;
+    bool failed;
+    bool outside; /* a thread waits for what another system thread or process does */
     char error[512];
     size_t shared;
-} engine;
+    ~engine_state()
+    {
+        for (std::unique_ptr<thread> &t : threads)
+            fiber_free(&t->fiber);
+    }
+};
+
+static __thread engine_state *engine __attribute__((tls_model("initial-exec")));
+
+/* This thread's, made at its first launch and freed when the thread ends. */
+static void need_engine()
+{
+    static thread_local std::unique_ptr<engine_state> owner;
+    if (engine)
+        return;
+    owner.reset(new engine_state());
+    engine = owner.get();
+}
 
 static void fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static void fail(const char *fmt, ...)
 {
-    if (engine.failed)
+    if (engine->failed)
         return;
     va_list list;
     va_start(list, fmt);
-    vsnprintf(engine.error, sizeof(engine.error), fmt, list);
+    vsnprintf(engine->error, sizeof(engine->error), fmt, list);
     va_end(list);
-    engine.failed = true;
+    engine->failed = true;
 }
 
 const char *launch_error()
 {
-    return engine.error;
+    return engine ? engine->error : "";
 }
 
 static void wait(thread_state state)
 {
-    thread *t = engine.running;
+    thread *t = engine->running;
     t->state = state;
     fiber_leave(&t->fiber);
 }
 
 static void fail_here(const char *what)
 {
-    const thread *t = engine.running;
+    const thread *t = engine->running;
     fail("%s: block %u %u, thread %u", what, t->place.block.x, t->place.block.y, t->index);
     for (;;) /* the launch ends without this thread */
         wait(WAITS_BARRIER);
@@ -98,14 +121,14 @@ static void fail_here(const char *what)
 {
     fiber_begin();
     for (;;) {
-        (*engine.kernel)();
+        (*engine->kernel)();
         wait(DONE);
     }
 }
 
 void barrier()
 {
-    thread *t = engine.running;
+    thread *t = engine->running;
     block *b = t->block;
     if (++b->n_at_barrier < b->n_thread) {
         wait(WAITS_BARRIER);
@@ -113,13 +136,13 @@ void barrier()
     }
     b->n_at_barrier = 0;
     for (unsigned i = 0; i < b->n_thread; i++)
-        if (engine.threads[b->first + i]->state == WAITS_BARRIER)
-            engine.threads[b->first + i]->state = READY;
+        if (engine->threads[b->first + i]->state == WAITS_BARRIER)
+            engine->threads[b->first + i]->state = READY;
 }
 
 const uint8_t (*exchange(exchange_kind kind, const void *value, size_t bytes))[16]
 {
-    thread *t = engine.running;
+    thread *t = engine->running;
     block *b = t->block;
     warp *w = &b->warps[t->index / WARP];
     const unsigned lane = t->index % WARP, turn = w->generation % 2;
@@ -137,8 +160,8 @@ const uint8_t (*exchange(exchange_kind kind, const void *value, size_t bytes))[1
     w->generation++;
     const unsigned first = b->first + t->index / WARP * WARP;
     for (unsigned i = 0; i < WARP; i++)
-        if (engine.threads[first + i]->state == WAITS_WARP)
-            engine.threads[first + i]->state = READY;
+        if (engine->threads[first + i]->state == WAITS_WARP)
+            engine->threads[first + i]->state = READY;
     return w->value[turn];
 }
 
@@ -147,14 +170,20 @@ void spin()
     wait(READY);
 }
 
+void spin_outside()
+{
+    engine->outside = true;
+    wait(READY);
+}
+
 uint8_t *dynamic_shared()
 {
-    return engine.running->block->dynamic.data();
+    return engine->running->block->dynamic.data();
 }
 
 void *shared_variable(const void *key, size_t bytes, size_t alignment)
 {
-    block *b = engine.running->block;
+    block *b = engine->running->block;
     for (const block::variable &v : b->variables)
         if (v.key == key)
             return v.at;
@@ -172,11 +201,11 @@ void *shared_variable(const void *key, size_t bytes, size_t alignment)
 
 static bool make_threads(size_t n)
 {
-    while (engine.threads.size() < n) {
+    while (engine->threads.size() < n) {
         std::unique_ptr<thread> t(new thread());
         if (!fiber_make(&t->fiber, thread_body))
             return false;
-        engine.threads.push_back(std::move(t));
+        engine->threads.push_back(std::move(t));
     }
     return true;
 }
@@ -184,9 +213,9 @@ static bool make_threads(size_t n)
 /* After a failure fibers stand in the middle of a kernel: they cannot be used again. */
 static void drop_threads()
 {
-    for (std::unique_ptr<thread> &t : engine.threads)
+    for (std::unique_ptr<thread> &t : engine->threads)
         fiber_free(&t->fiber);
-    engine.threads.clear();
+    engine->threads.clear();
 }
 
 static dim3 at(dim3 size, size_t i)
@@ -201,10 +230,10 @@ static void set_up(block *b, unsigned first, dim3 grid, dim3 shape, size_t index
     b->n_at_barrier = 0;
     b->static_bytes = 0;
     b->warps.assign((b->n_thread + WARP - 1) / WARP, warp());
-    b->dynamic.assign(engine.shared, POISON);
+    b->dynamic.assign(engine->shared, POISON);
     b->variables.clear();
     for (unsigned i = 0; i < b->n_thread; i++) {
-        thread *t = engine.threads[first + i].get();
+        thread *t = engine->threads[first + i].get();
         t->place = {at(shape, i), at(grid, index), shape, grid, i % WARP};
         t->state = READY;
         t->index = i;
@@ -217,7 +246,7 @@ static void report_stuck(size_t n)
     size_t n_barrier = 0, n_warp = 0, n_done = 0;
     const thread *one = nullptr;
     for (size_t i = 0; i < n; i++) {
-        const thread *t = engine.threads[i].get();
+        const thread *t = engine->threads[i].get();
         n_barrier += t->state == WAITS_BARRIER;
         n_warp += t->state == WAITS_WARP;
         n_done += t->state == DONE;
@@ -228,18 +257,27 @@ static void report_stuck(size_t n)
          n_barrier, n_warp, n_done, one->index, one->place.block.x, one->place.block.y);
 }
 
+/* Whoever is waited for may need this core. */
+static void let_others_run(long rounds)
+{
+    if (rounds < EAGER_ROUNDS)
+        sched_yield();
+    else
+        usleep(SLEEP_US);
+}
+
 /* Until all of n threads have ended. */
 static void run_threads(size_t n, bool backward)
 {
-    long idle = 0;
-    for (size_t left = n; left > 0 && !engine.failed;) {
+    long idle = 0, waited = 0;
+    for (size_t left = n; left > 0 && !engine->failed;) {
         bool any = false, only_spun = true;
-        for (size_t i = 0; i < n && !engine.failed; i++) {
-            thread *t = engine.threads[backward ? n - 1 - i : i].get();
+        for (size_t i = 0; i < n && !engine->failed; i++) {
+            thread *t = engine->threads[backward ? n - 1 - i : i].get();
             if (t->state != READY)
                 continue;
             any = true;
-            engine.running = t;
+            engine->running = t;
             here = &t->place;
             fiber_enter(&t->fiber);
             left -= t->state == DONE;
@@ -247,7 +285,11 @@ static void run_threads(size_t n, bool backward)
         }
         if (!any)
             report_stuck(n);
-        idle = only_spun ? idle + 1 : 0;
+        waited = only_spun && engine->outside ? waited + 1 : 0;
+        if (waited)
+            let_others_run(waited);
+        idle = only_spun && !engine->outside ? idle + 1 : 0;
+        engine->outside = false;
         if (idle * (long)n > SPINS_MAX)
             fail("threads spin for something that never comes");
     }
@@ -256,31 +298,31 @@ static void run_threads(size_t n, bool backward)
 static cudaError_t run(const char *name, dim3 grid, dim3 shape, size_t shared, bool together,
                        const std::function<void()> &kernel)
 {
-    std::lock_guard<std::mutex> guard(engine.lock);
+    need_engine();
     const size_t n_block = (size_t)grid.x * grid.y * grid.z, n_thread = (size_t)shape.x * shape.y * shape.z;
     const size_t group = together ? n_block : 1;
-    const bool backward = engine.n_launch++ % 2;
-    engine.failed = false;
-    engine.kernel = &kernel;
-    engine.shared = shared;
+    const bool backward = engine->n_launch++ % 2;
+    engine->failed = false;
+    engine->kernel = &kernel;
+    engine->shared = shared;
     if (n_block == 0 || n_thread == 0 || n_thread > 1024 || shared > SHARED_LIMIT || grid.y > 65535 ||
         grid.z > 65535)
         fail("a launch of blocks of %zu threads with %zu bytes of shared memory", n_thread, shared);
     else if (!make_threads(group * n_thread))
         fail("no memory for the stacks of %zu threads", group * n_thread);
-    while (engine.blocks.size() < group)
-        engine.blocks.emplace_back(new block());
-    for (size_t b = 0; b < n_block && !engine.failed; b += group) {
+    while (engine->blocks.size() < group)
+        engine->blocks.emplace_back(new block());
+    for (size_t b = 0; b < n_block && !engine->failed; b += group) {
         for (size_t i = 0; i < group; i++)
-            set_up(engine.blocks[i].get(), (unsigned)(i * n_thread), grid, shape,
+            set_up(engine->blocks[i].get(), (unsigned)(i * n_thread), grid, shape,
                    backward ? n_block - 1 - (b + i) : b + i);
         run_threads(group * n_thread, backward);
     }
-    if (!engine.failed)
+    if (!engine->failed)
         return cudaSuccess;
     drop_threads();
-    const size_t used = strlen(engine.error);
-    snprintf(engine.error + used, sizeof(engine.error) - used, " (%s)", name);
+    const size_t used = strlen(engine->error);
+    snprintf(engine->error + used, sizeof(engine->error) - used, " (%s)", name);
     return cudaErrorLaunchFailure;
 }
 

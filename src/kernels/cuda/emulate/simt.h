@@ -6,8 +6,11 @@
  * shows as two different results. Shared memory is poisoned before each block; a barrier that some threads do
  * not reach and an exchange that some lanes do not reach end the launch with an error that names them.
  *
- * Blocks run one after another; those of gpu_launch_together run side by side and may wait for each other.
- * A warp's exchanges take all 32 lanes. One launch at a time in the process: a lock sees to that. */
+ * Blocks run one after another; those of gpu_launch_together and gpu_launch_resident run side by side and may
+ * wait for each other. A warp's exchanges take all 32 lanes. A launch runs on the system thread that makes
+ * it: those of several threads, and of several processes, run at once, as several GPUs do, and may wait for
+ * each other where they spin with gpu_wait_peer. What they share must be read and written with the functions
+ * for that (gpu_load_system and its like): all else is atomic only within a launch. */
 #pragma once
 
 #include <algorithm>
@@ -25,6 +28,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) alignas(n)
 
 /* ---- types ----------------------------------------------------------------------------------------- */
@@ -75,7 +79,7 @@ struct place {
     dim3 thread, block, block_dim, grid_dim;
     unsigned lane;
 };
-extern const place *here;
+extern __thread const place *here __attribute__((tls_model("initial-exec")));
 
 enum exchange_kind { SHUFFLE, BALLOT, MATCH, SYNC };
 
@@ -84,6 +88,8 @@ void barrier();
 const uint8_t (*exchange(exchange_kind kind, const void *value, size_t bytes))[16];
 /* A spinning thread lets the others run. */
 void spin();
+/* The same for one that spins for another launch. */
+void spin_outside();
 uint8_t *dynamic_shared();
 /* One block's variable, the same for all its threads; `key` is an address of its own. */
 void *shared_variable(const void *key, size_t bytes, size_t alignment);
@@ -117,6 +123,9 @@ template <typename T> static inline T lane_value(unsigned mask, T v, unsigned fr
         *(name##_type *)simt::shared_variable(&name##_key, sizeof(name##_type), alignof(name##_type))
 #define DYNAMIC_SHARED(name) uint8_t *name = simt::dynamic_shared()
 
+/* As plugin/gpu.h has it. */
+extern thread_local bool gpu_only_check;
+
 /* ---- launches -------------------------------------------------------------------------------------- */
 
 namespace simt
@@ -133,6 +142,8 @@ template <typename... P, typename... A>
 static inline cudaError_t gpu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                                      cudaStream_t stream, A &&...args)
 {
+    if (gpu_only_check)
+        return cudaSuccess;
     return simt::launch(__PRETTY_FUNCTION__, grid, block, shared, false, stream,
                         simt::bind(kernel, std::forward<A>(args)...));
 }
@@ -141,8 +152,17 @@ template <typename... P, typename... A>
 static inline cudaError_t gpu_launch_together(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                                               cudaStream_t stream, A &&...args)
 {
+    if (gpu_only_check)
+        return cudaSuccess;
     return simt::launch(__PRETTY_FUNCTION__, grid, block, shared, true, stream,
                         simt::bind(kernel, std::forward<A>(args)...));
+}
+
+template <typename... P, typename... A>
+static inline cudaError_t gpu_launch_resident(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                                              cudaStream_t stream, A &&...args)
+{
+    return gpu_launch_together(kernel, grid, block, shared, stream, std::forward<A>(args)...);
 }
 
 template <typename K> static inline cudaError_t gpu_allow_shared(K, size_t)

@@ -41,6 +41,7 @@ static std::mutex lock;
 static std::map<const uint8_t *, size_t> device_memory;
 static size_t used;
 static thread_local cudaError_t last_error;
+static thread_local int current_device;
 
 static cudaError_t result(cudaError_t e)
 {
@@ -75,6 +76,8 @@ const char *cudaGetErrorString(cudaError_t e)
         return "operation failed while a graph was recorded";
     case cudaErrorNotReady:
         return "not ready";
+    case cudaErrorPeerAccessAlreadyEnabled:
+        return "peer access is already enabled";
     }
     return "unknown error";
 }
@@ -100,32 +103,58 @@ static size_t memory_in_all()
     return (size_t)(n > 0 && n < 1u << 20 ? n : 4096) << 20;
 }
 
+/* NYBBLE_SIMT_CAPABILITY, 9 without it: the major number. */
+static int capability()
+{
+    const char *text = getenv("NYBBLE_SIMT_CAPABILITY");
+    const long asked = text ? strtol(text, nullptr, 10) : 0;
+    return asked > 0 && asked < 100 ? (int)asked : 9;
+}
+
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    *n = 1;
+    const char *text = getenv("NYBBLE_SIMT_DEVICES");
+    const long asked = text ? strtol(text, nullptr, 10) : 0;
+    *n = asked > 0 && asked < 64 ? (int)asked : 8;
     return cudaSuccess;
+}
+
+static bool is_there(int device)
+{
+    int n;
+    cudaGetDeviceCount(&n);
+    return device >= 0 && device < n;
 }
 
 cudaError_t cudaGetDevice(int *device)
 {
-    *device = 0;
+    *device = current_device;
     return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device)
 {
-    return result(device == 0 ? cudaSuccess : cudaErrorInvalidValue);
+    if (!is_there(device))
+        return result(cudaErrorInvalidValue);
+    current_device = device;
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
     memset(p, 0, sizeof(*p));
     snprintf(p->name, sizeof(p->name), "emulated GPU on this CPU");
-    p->major = 9;
+    p->major = capability();
     p->multiProcessorCount = 4;
     p->l2CacheSize = 1 << 20;
     p->totalGlobalMem = memory_in_all();
-    return cudaSetDevice(device);
+    return result(is_there(device) ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+/* All memory is this CPU's. */
+cudaError_t cudaDeviceEnablePeerAccess(int device, unsigned)
+{
+    return result(is_there(device) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int device)
@@ -138,13 +167,13 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int device)
         *value = 4;
         break;
     case cudaDevAttrComputeCapabilityMajor:
-        *value = 9;
+        *value = capability();
         break;
     case cudaDevAttrCooperativeLaunch:
         *value = 1;
         break;
     }
-    return cudaSetDevice(device);
+    return result(is_there(device) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------------- */
@@ -193,9 +222,9 @@ cudaError_t simt_malloc(void **p, size_t bytes)
 
 cudaError_t cudaFree(void *p)
 {
-    std::lock_guard<std::mutex> guard(lock);
-    if (!p)
+    if (!p || simt::free_shared(p))
         return cudaSuccess;
+    std::lock_guard<std::mutex> guard(lock);
     const auto it = device_memory.find((uint8_t *)p);
     if (it == device_memory.end())
         return result(cudaErrorInvalidValue);
@@ -232,6 +261,8 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 /* All of it lies in one buffer of the device. */
 static bool is_device(const void *p, size_t bytes)
 {
+    if (simt::is_shared(p, bytes))
+        return true;
     std::lock_guard<std::mutex> guard(lock);
     auto it = device_memory.upper_bound((const uint8_t *)p);
     if (it == device_memory.begin())

@@ -19,12 +19,13 @@ enum cudaError_t {
     cudaErrorLaunchFailure,
     cudaErrorStreamCaptureInvalidated,
     cudaErrorNotReady,
+    cudaErrorPeerAccessAlreadyEnabled,
 };
 const char *cudaGetErrorString(cudaError_t e);
 cudaError_t cudaGetLastError();
 cudaError_t cudaPeekAtLastError();
 
-/* ---- the device ------------------------------------------------------------------------------------ */
+/* ---- the device: NYBBLE_SIMT_DEVICES of them, 8 without it, which are all this CPU --------------------- */
 
 struct cudaDeviceProp {
     char name[256];
@@ -41,6 +42,7 @@ cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device);
+cudaError_t cudaDeviceEnablePeerAccess(int device, unsigned flags);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int device);
 
 /* ---- memory: exactly as large as asked for, filled with ones ----------------------------------------- */
@@ -65,6 +67,15 @@ template <typename T> static inline cudaError_t cudaMallocHost(T **p, size_t byt
     return simt_malloc_host((void **)p, bytes);
 }
 cudaError_t cudaFreeHost(void *p);
+/* Memory that other processes can open, as all of a GPU's can be. */
+cudaError_t simt_malloc_shared(void **p, size_t bytes);
+struct cudaIpcMemHandle_t {
+    char reserved[64];
+};
+enum { cudaIpcMemLazyEnablePeerAccess = 1 };
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p);
+cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void *p);
 /* NYBBLE_SIMT_MEMORY, in MiB, is what there is in all: 4096 without it. */
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaMemset(void *p, int value, size_t bytes);

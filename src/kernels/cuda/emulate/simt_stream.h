@@ -9,6 +9,9 @@ namespace simt
 {
 /* Now, or into the graph that the stream records. Failures stay as the last error. */
 cudaError_t stream_do(cudaStream_t stream, std::function<cudaError_t()> work);
-/* Of the last launch that failed. */
+/* simt_shared.cc: memory that other processes can open. False: none of it. */
+bool is_shared(const void *p, size_t bytes);
+bool free_shared(void *p);
+/* Of the last launch that failed, on this thread. */
 const char *launch_error();
 } // namespace simt

@@ -24,7 +24,7 @@ static __device__ void plain_row(const cuda_attention &a, int row, int seq, int 
     const float scale = a.scale * LOG2_E * (fp8 ? a.kv.scale[0] : 1.0f);
     float *q = memory, *acc = q + d, *weight = acc + d, max = -INFINITY, sum = 0.0f;
     for (int i = lane; i < d; i += 32) {
-        q[i] = bf16_float(a.q[at + i]);
+        q[i] = a.q_float ? a.q_float[at + i] : bf16_float(a.q[at + i]);
         acc[i] = 0.0f;
     }
     __syncwarp();
@@ -58,7 +58,10 @@ static __device__ void plain_row(const cuda_attention &a, int row, int seq, int 
     }
     const float by = (fp8 ? a.kv.scale[1] : 1.0f) / sum;
     for (int i = lane; i < d; i += 32)
-        a.y[at + i] = float_bf16(acc[i] * by);
+        if (a.y_float)
+            a.y_float[at + i] = acc[i] * by;
+        else
+            a.y[at + i] = float_bf16(acc[i] * by);
     __syncwarp();
 }
 
@@ -106,6 +109,8 @@ const char *attention_start(const struct cuda_op *op, const struct op_place *at)
         a->n_single > 65535 || a->n_tile > 65535 || a->n_single + a->n_tile > 65535 ||
         a->kv.n_kv_head * (a->n_head / a->kv.n_kv_head) > 65535)
         return "attention: query heads that are no multiple of the KV heads, or more than 65535 tiles";
+    if (a->kv.type != CUDA_KV_F32 && (a->q_float || a->y_float))
+        return "attention: unrounded rows, and a cache that rounds";
     if (!attention_has_mma(&a->kv)) {
         const size_t bytes = plain_bytes(a->kv.head_dim);
         const dim3 grid((unsigned)a->n_head, (unsigned)(a->n_single + a->n_tile));

@@ -1,6 +1,7 @@
 /* Products with plain matrices of any type and size, in fp32: few rows with a warp an output, many with tiles
  * in shared memory; and which kernel a linear operator takes. */
 #include "kernels/cuda/cuda_layout.h"
+#include "kernels/cuda/plugin/cublaslt.h"
 #include "kernels/cuda/plugin/dense.cuh"
 #include "kernels/cuda/plugin/prefill.cuh"
 
@@ -199,6 +200,8 @@ static const char *packed(const struct cuda_op *op, const struct op_place *at)
 size_t linear_op_scratch(const struct cuda_op *op)
 {
     const struct cuda_linear *l = &op->as.linear;
+    if (l->part[0].w.type == CUDA_NVFP4_TILED)
+        return lt_linear_scratch(op);
     if (l->part[0].w.type != CUDA_NVFP4_PACKED || op->n_row <= CUDA_ROWS_MAX)
         return 0;
     return prefill_linear_bytes(op->n_row, l->K);
@@ -219,6 +222,8 @@ const char *linear_op_start(const struct cuda_op *op, const struct op_place *at)
     }
     if (l->part[0].w.type == CUDA_NVFP4_PACKED)
         return l->x ? packed(op, at) : "linear: packed weights take bf16 rows";
+    if (l->part[0].w.type == CUDA_NVFP4_TILED)
+        return lt_linear_start(op, at);
     d.n_part = l->n_part;
     d.K = l->K;
     d.x = l->x;

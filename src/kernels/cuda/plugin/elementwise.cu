@@ -15,7 +15,10 @@ static __global__ void swiglu_kernel(const cuda_swiglu a, const int32_t *count, 
     for (int i = blockIdx.x * SWIGLU_THREADS + threadIdx.x; i < a.n; i += gridDim.x * SWIGLU_THREADS) {
         const size_t at = (size_t)t * a.n + i;
         const float gate = a.gate[at];
-        a.h[at] = float_bf16(gate / (1.0f + __expf(-gate)) * a.up[at]);
+        if (a.h_float)
+            a.h_float[at] = gate / (1.0f + expf(-gate)) * a.up[at];
+        else
+            a.h[at] = float_bf16(gate / (1.0f + __expf(-gate)) * a.up[at]);
     }
 }
 

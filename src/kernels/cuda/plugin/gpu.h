@@ -14,6 +14,9 @@
 
 #define GPU_IS_EMULATED 0
 
+/* This thread's launches are only checked, up to the launch itself (work.cu). */
+extern thread_local bool gpu_only_check;
+
 #define SHARED(type, name)    \
     using name##_type = type; \
     __shared__ name##_type name
@@ -25,6 +28,8 @@ template <typename... P, typename... A>
 static inline cudaError_t gpu_launch_as(cudaLaunchAttribute attribute, void (*kernel)(P...), dim3 grid,
                                         dim3 block, size_t shared, cudaStream_t stream, A &&...args)
 {
+    if (gpu_only_check)
+        return cudaSuccess;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
@@ -58,10 +63,38 @@ static inline cudaError_t gpu_launch_together(void (*kernel)(P...), dim3 grid, d
     return gpu_launch_as(together, kernel, grid, block, shared, stream, std::forward<A>(args)...);
 }
 
+/* Blocks that may wait for each other and for those of other GPUs. The caller sees to it that they are few
+ * enough to run all at once. */
+template <typename... P, typename... A>
+static inline cudaError_t gpu_launch_resident(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                                              cudaStream_t stream, A &&...args)
+{
+    return gpu_launch(kernel, grid, block, shared, stream, std::forward<A>(args)...);
+}
+
+/* Now rather than at the first launch, which may have to wait until the GPU is idle. */
+template <typename K> static inline cudaError_t gpu_load_kernel(K kernel)
+{
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, kernel);
+}
+
+/* Memory that other processes can open. */
+static inline cudaError_t gpu_malloc_shared(void **p, size_t bytes)
+{
+    return cudaMalloc(p, bytes);
+}
+
 /* Before a launch with more than 48 KiB of dynamic shared memory. */
 template <typename K> static inline cudaError_t gpu_allow_shared(K kernel, size_t bytes)
 {
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
+/* What a library puts on the stream, by work() -> cudaError_t: now, also while a graph is recorded. */
+template <typename W> static inline cudaError_t gpu_library(cudaStream_t, W work)
+{
+    return work();
 }
 
 /* What is read before it must not be another kernel's output: weights, which nothing but pack, randomize and
@@ -81,11 +114,56 @@ __device__ __forceinline__ void gpu_let_next()
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+/* What other GPUs and the host write and read at the same time: each word of its own is whole, in no order.
+ */
+__device__ __forceinline__ float4 gpu_load_system(const float4 *p)
+{
+    float4 v;
+    asm volatile("ld.relaxed.sys.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ void gpu_store_system(float4 *p, float4 v)
+{
+    asm volatile("st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y),
+                 "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+__device__ __forceinline__ uint32_t gpu_load_system(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void gpu_store_system(uint32_t *p, uint32_t v)
+{
+    asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ uint64_t gpu_now_ns()
+{
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+/* Between two looks at what another GPU is to write. */
+__device__ __forceinline__ void gpu_wait_peer()
+{
+}
+
 #else
 
 #include "kernels/cuda/emulate/simt.h"
+#include "kernels/cuda/emulate/simt_stream.h"
 
 #define GPU_IS_EMULATED 1
+
+/* A library cannot record: its work is kept, and done when the graph is. */
+template <typename W> static inline cudaError_t gpu_library(cudaStream_t stream, W work)
+{
+    return simt::stream_do(stream, work);
+}
 
 static inline void gpu_wait_before()
 {
@@ -95,6 +173,23 @@ static inline void gpu_prefetch(const void *)
 }
 static inline void gpu_let_next()
 {
+}
+template <typename K> static inline cudaError_t gpu_load_kernel(K)
+{
+    return cudaSuccess;
+}
+static inline cudaError_t gpu_malloc_shared(void **p, size_t bytes)
+{
+    return simt_malloc_shared(p, bytes);
+}
+float4 gpu_load_system(const float4 *p);
+void gpu_store_system(float4 *p, float4 v);
+uint32_t gpu_load_system(const uint32_t *p);
+void gpu_store_system(uint32_t *p, uint32_t v);
+uint64_t gpu_now_ns();
+static inline void gpu_wait_peer()
+{
+    simt::spin_outside();
 }
 
 #endif

@@ -12,11 +12,15 @@
 #define OP_ARRIVED_WORDS  64
 
 /* Where they run. */
+struct gpu_peers;
+struct lt;
 struct op_place {
     const struct gpu_limits *limits;
     uint8_t *scratch;  /* 256-byte aligned */
     uint32_t *barrier; /* OP_ARRIVED_WORDS zeros; a kernel that counts there leaves zeros behind */
     cudaStream_t stream;
+    const struct gpu_peers *peers; /* peers.h; NULL: there are none */
+    struct lt *lt;                 /* cublaslt.h; NULL: it was not asked for */
 };
 
 const char *embed_start(const struct cuda_op *op, const struct op_place *at);
@@ -31,6 +35,8 @@ const char *moe_plain_start(const struct cuda_op *op, const struct op_place *at)
 size_t moe_plain_scratch(const struct cuda_op *op);
 const char *linear_op_start(const struct cuda_op *op, const struct op_place *at);
 size_t linear_op_scratch(const struct cuda_op *op);
+const char *all_reduce_start(const struct cuda_op *op, const struct op_place *at);
+const char *gather_start(const struct cuda_op *op, const struct op_place *at);
 
 /* The real rows of an operator, in a kernel. */
 #define OP_COUNT(count, n_row) ((count) ? min(*(count), (n_row)) : (n_row))

@@ -4,8 +4,7 @@
 
 #include "kernels/cuda/cuda_layout.h"
 
-#define N_WORD   (CUDA_UNIT_CODES / 4)
-#define ONE_CODE 0x50 /* of 1.0 */
+#define N_WORD (CUDA_UNIT_CODES / 4)
 
 struct pack_params {
     uint8_t *device;
@@ -17,6 +16,8 @@ struct pack_params {
 static __device__ uint8_t scale_code(int e4m3)
 {
     int e = e4m3 >> 3 & 15, m = e4m3 & 7;
+    if (e4m3 == 0)
+        return 0;
     if (e > 0)
         return (uint8_t)((e + 3) << 3 | m);
     for (e = 4; m < 8; e--)
@@ -57,15 +58,15 @@ static __global__ void pack_kernel(const pack_params a)
         const int row = source_row(a, tile, g + 8 * high);
         const size_t from = (size_t)(row - a.first);
         const int e4m3 = row < a.n_whole ? a.scales[from * (a.K / 16) + block] : 0, magnitude = e4m3 & 0x7f;
-        const bool zeros = magnitude == 0 || magnitude == 0x7f;
         for (int p = high; p < 4; p += 2) {
             const int k = block * 16 + lane % 4 * 4 + p / 2 * 2;
-            const uint32_t byte = zeros ? 0 : a.codes[from * (a.K / 2) + k / 2] ^ (e4m3 & 0x80 ? 0x88u : 0u);
+            const uint32_t byte =
+                magnitude == 0 ? 0 : a.codes[from * (a.K / 2) + k / 2] ^ (e4m3 & 0x80 ? 0x88u : 0u);
             bits |= spread(byte, p);
             mask |= spread(0xff, p);
         }
         if (lane % 4 == 0)
-            to[CUDA_UNIT_CODES + g * 8 + f * 2 + high] = zeros ? ONE_CODE : scale_code(magnitude);
+            to[CUDA_UNIT_CODES + g * 8 + f * 2 + high] = scale_code(magnitude);
     }
     uint32_t *at = (uint32_t *)to + word;
     *at = (*at & ~mask) | bits;

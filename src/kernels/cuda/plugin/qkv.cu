@@ -47,7 +47,10 @@ static __global__ void __launch_bounds__(32 * WARPS)
         const size_t at = ((size_t)t * a.n_head + head) * d;
         finish_head(a, a.q + at, a.q_norm, x, a.pos[t], lane);
         for (int i = lane; i < d; i += 32)
-            a.q_out[at + i] = float_bf16(x[i]);
+            if (a.q_float)
+                a.q_float[at + i] = x[i];
+            else
+                a.q_out[at + i] = float_bf16(x[i]);
         return;
     }
     head -= a.n_head;

@@ -1,0 +1,43 @@
+/* Several ranks of one process, for checks and benches of operators of peers: a thread and a stream each, on
+ * GPUs of their own or side by side on one. */
+#ifndef NYB_KERNELS_CHECKKERN_CUDA_GROUP_H
+#define NYB_KERNELS_CHECKKERN_CUDA_GROUP_H
+
+#include <pthread.h>
+
+#include "kernels/checkkern_cuda.h"
+
+/* What a rank does; false: it failed. */
+typedef bool gpu_rank_fn(void *arg, struct cuda_gpu *gpu, int rank);
+
+struct gpu_group {
+    const struct cuda_plugin *plugin;
+    int size, n_open, n_thread;
+    struct cuda_gpu *gpu[CUDA_PEERS_MAX];
+    struct gpu_rank {
+        struct gpu_group *group;
+        int rank;
+        pthread_t thread;
+        bool ok;
+        char why[256];
+    } rank[CUDA_PEERS_MAX];
+    pthread_barrier_t begin, end;
+    gpu_rank_fn *fn; /* NULL: the threads end */
+    void *arg;
+    char why[320];
+};
+
+struct gpu_group_options {
+    int size;
+    bool apart;   /* rank r on GPU r, else all on the first */
+    size_t bytes; /* of a buffer (cuda_peer_options) */
+    int timeout_ms;
+};
+
+/* False: `why` says which rank failed how. Closed in any case. */
+bool gpu_group_open(struct gpu_group *g, const struct cuda_plugin *plugin, const struct gpu_group_options *o);
+void gpu_group_close(struct gpu_group *g);
+/* On all ranks at once, each on its thread; false: `why` is the first rank's that failed. */
+bool gpu_group_run(struct gpu_group *g, gpu_rank_fn *fn, void *arg);
+
+#endif

@@ -1,0 +1,151 @@
+/* GPUs that compute together: the memory through which their kernels speak.
+ *
+ * Every rank has three buffers, used in turn, one for each launch; the others write straight into the one
+ * that is up, and its owner spins on the numbers themselves: what has not been written yet is EMPTY_BITS, a
+ * negative zero, which nobody sends. While a launch works with one buffer it empties the one of the launch
+ * before, to be used again two launches later. That needs no further agreement: a launch ends only when every
+ * rank has sent its part of it, so a rank that sends parts of launch k + 2 knows that everybody has begun
+ * k + 1 and is done with k, and k emptied what k + 2 writes to. Whose turn it is lies in the device's memory,
+ * so that a recorded graph can be replayed. */
+#pragma once
+
+#include "kernels/cuda/plugin/operators.h"
+
+#define EMPTY_BITS   0x80000000u
+#define PEER_BUFFERS 3
+
+/* One rank's, in its device's memory. All zero at first. */
+struct peer_state {
+    uint32_t turn;                  /* buffer of the next launch                             */
+    uint32_t arrived;               /* blocks of this launch that have ended                 */
+    uint32_t failed;                /* a peer has not come: nobody waits for anything again  */
+    uint32_t used_slot, used_whole; /* fours that the last launch may have received */
+};
+
+enum peer_word { PEER_STOP, PEER_LOST, PEER_WORDS }; /* LOST: 1 + the rank that has not come */
+
+/* What a kernel needs. A buffer is [size][slot] from each rank, then [size * slot] for all together; slot is
+ * in fours. */
+struct peer_memory {
+    float4 *buffer[CUDA_PEERS_MAX]; /* every rank's */
+    struct peer_state *state;
+    uint32_t *word; /* (PEER_WORDS) the host's memory */
+    int rank, size;
+    uint32_t slot;
+    uint64_t timeout_ns;
+};
+
+struct nccl_library;
+
+struct gpu_peers {
+    struct peer_memory memory;
+    bool connected;
+    int n_sharing;
+    size_t two_shot_bytes;
+    bool opened[CUDA_PEERS_MAX];  /* another process's, to be closed */
+    struct nccl_library *library; /* library.h, or NULL */
+};
+
+#ifdef __CUDACC__
+#define PEER_LOOKS 8192 /* at a number, between two at the clock and at the host's memory */
+#else
+#define PEER_LOOKS 128
+#endif
+
+static __device__ __forceinline__ float4 *peer_buffer(const peer_memory &p, int rank, uint32_t turn)
+{
+    return p.buffer[rank] + (size_t)turn * 2 * p.size * p.slot;
+}
+/* What rank `from` has sent. */
+static __device__ __forceinline__ float4 *peer_slot(const peer_memory &p, float4 *buffer, int from)
+{
+    return buffer + (size_t)from * p.slot;
+}
+static __device__ __forceinline__ float4 *peer_whole(const peer_memory &p, float4 *buffer)
+{
+    return buffer + (size_t)p.size * p.slot;
+}
+
+static __device__ __forceinline__ bool peer_is_empty(float4 v)
+{
+    /* as bits: a comparison of floats may take tiny ones for zero */
+    return __float_as_uint(v.x) == EMPTY_BITS || __float_as_uint(v.y) == EMPTY_BITS ||
+           __float_as_uint(v.z) == EMPTY_BITS || __float_as_uint(v.w) == EMPTY_BITS;
+}
+static __device__ __forceinline__ float peer_sendable(float x)
+{
+    return __float_as_uint(x) == EMPTY_BITS ? 0.0f : x;
+}
+static __device__ __forceinline__ float4 peer_sendable(float4 v)
+{
+    return make_float4(peer_sendable(v.x), peer_sendable(v.y), peer_sendable(v.z), peer_sendable(v.w));
+}
+
+/* Until somebody has come, or nobody will: then zeros, and the step is lost. `from` is who is waited for. */
+static __device__ float4 peer_await(const float4 *at, const peer_memory &p, int from)
+{
+    const uint64_t begin = gpu_now_ns();
+    for (;;) {
+        for (int i = 0; i < PEER_LOOKS; i++) {
+            const float4 v = gpu_load_system(at);
+            if (!peer_is_empty(v))
+                return v;
+            if (i % 32 == 31 && gpu_load_system(&p.state->failed))
+                return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            gpu_wait_peer();
+        }
+        const bool stop = gpu_load_system(&p.word[PEER_STOP]);
+        if (!stop && gpu_now_ns() - begin < p.timeout_ns)
+            continue;
+        if (!gpu_load_system(&p.word[PEER_LOST]))
+            gpu_store_system(&p.word[PEER_LOST], 1u + (uint32_t)from);
+        gpu_store_system(&p.state->failed, 1u);
+    }
+}
+static __device__ __forceinline__ float4 peer_take(const float4 *at, const peer_memory &p, int from)
+{
+    const float4 v = gpu_load_system(at);
+    return peer_is_empty(v) ? peer_await(at, p, from) : v;
+}
+
+/* Empty what the launch before has received. All threads of all blocks. */
+static __device__ __forceinline__ void peer_clear(const peer_memory &p, uint32_t turn)
+{
+    const float empty = __uint_as_float(EMPTY_BITS);
+    const uint32_t slot = gpu_load_system(&p.state->used_slot), whole = gpu_load_system(&p.state->used_whole);
+    const uint32_t first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    float4 *buffer = peer_buffer(p, p.rank, (turn + PEER_BUFFERS - 1) % PEER_BUFFERS);
+    for (int r = 0; r < p.size; r++)
+        for (uint32_t i = first; i < slot; i += step)
+            gpu_store_system(peer_slot(p, buffer, r) + i, make_float4(empty, empty, empty, empty));
+    for (uint32_t i = first; i < whole; i += step)
+        gpu_store_system(peer_whole(p, buffer) + i, make_float4(empty, empty, empty, empty));
+}
+
+/* This block is done with the state; the last one leaves it for the next launch. All threads. */
+static __device__ __forceinline__ void peer_end(const peer_memory &p, uint32_t turn, uint32_t used_slot,
+                                                uint32_t used_whole)
+{
+    __syncthreads();
+    if (threadIdx.x != 0)
+        return;
+    __threadfence();
+    if (atomicAdd(&p.state->arrived, 1u) + 1 < gridDim.x)
+        return;
+    p.state->arrived = 0;
+    p.state->turn = (turn + 1) % PEER_BUFFERS;
+    p.state->used_slot = used_slot;
+    p.state->used_whole = used_whole;
+}
+
+/* ---- the host's part -------------------------------------------------------------------------------- */
+
+/* Before a launch: NULL, or why operators of peers cannot run. */
+const char *peers_check(const struct op_place *at);
+/* Blocks that run side by side for sure. */
+int peers_blocks(const struct op_place *at);
+/* Loads all kernels that may wait for a peer. */
+cudaError_t all_reduce_load(void);
+cudaError_t gather_load(void);
+/* Writes the next rank's whole area of a buffer that is empty, to what it is already, `times` over. */
+cudaError_t peers_push_start(const struct gpu_peers *p, int n_sm, int times, cudaStream_t stream);

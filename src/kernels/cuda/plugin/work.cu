@@ -1,0 +1,209 @@
+/* Operators on the stream: started one after another, or recorded once and replayed. */
+#include <algorithm>
+#include <new>
+
+#include "kernels/cuda/plugin/cublaslt.h"
+#include "kernels/cuda/plugin/prefill.cuh"
+#include "kernels/cuda/plugin/state.h"
+
+thread_local bool gpu_only_check;
+
+static struct packed_moe moe_of(const struct cuda_op *op)
+{
+    const struct cuda_moe *m = &op->as.moe;
+    return {m->gate_up, m->down, m->gate_scale, m->up_scale, m->down_scale, m->x,      m->id,
+            m->weight,  m->out,  op->n_row,     m->n_used,   m->n_expert,   m->hidden, m->inner};
+}
+
+/* More than one call of the kernel for few rows takes. */
+static bool is_prefill(const struct packed_moe *w)
+{
+    return w->n_row > CUDA_ROWS_MAX || (size_t)w->n_row * w->n_used > CUDA_SLOTS_MAX;
+}
+
+/* Of the kernel for few rows, at the beginning of the scratch. */
+static size_t place_moe(const struct packed_moe *w, void *base, struct moe_scratch *s)
+{
+    const size_t h = gpu_align((size_t)CUDA_SLOTS_MAX * w->inner * sizeof(uint16_t));
+    s->h = (uint16_t *)base;
+    s->y = (float *)((uint8_t *)base + h);
+    return h + gpu_align((size_t)CUDA_SLOTS_MAX * w->hidden * sizeof(float));
+}
+
+static bool scratch_of(struct cuda_gpu *g, const struct cuda_op *op, size_t *bytes)
+{
+    *bytes = 0;
+    if (op->n_row < 1)
+        return gpu_fail(g, "run", "an operator without rows");
+    if (op->kind == CUDA_OP_LINEAR)
+        *bytes = linear_op_scratch(op);
+    else if (op->kind == CUDA_OP_ATTENTION)
+        *bytes = attention_scratch(op);
+    else if (op->kind == CUDA_OP_MOE_PLAIN)
+        *bytes = moe_plain_scratch(op);
+    if (op->kind == CUDA_OP_MOE_W4A4) {
+        const char *why = lt_moe_check(op);
+        if (why)
+            return gpu_fail(g, "moe", why);
+        *bytes = lt_moe_scratch(op);
+    }
+    if (op->kind != CUDA_OP_MOE)
+        return true;
+    const struct packed_moe w = moe_of(op);
+    const char *why = prefill_check(&w);
+    if (why)
+        return gpu_fail(g, "moe", why);
+    struct moe_scratch s;
+    *bytes = is_prefill(&w) ? prefill_bytes(&w) : place_moe(&w, NULL, &s);
+    return true;
+}
+
+bool gpu_reserve(struct cuda_gpu *g, size_t bytes)
+{
+    if (!gpu_enter(g) || !gpu_sync(g))
+        return false;
+    cudaFree(g->scratch);
+    g->scratch = NULL;
+    g->scratch_bytes = 0;
+    if (bytes > 0 && !gpu_check(g, "memory", cudaMalloc(&g->scratch, bytes)))
+        return false;
+    g->scratch_bytes = bytes;
+    return true;
+}
+
+static const char *moe_start_either(const struct cuda_op *op, const struct op_place *at)
+{
+    const struct packed_moe w = moe_of(op);
+    if (is_prefill(&w))
+        return prefill_start(&w, at->scratch, at->stream);
+    struct moe_scratch s = {NULL, NULL, at->barrier + OP_MEET};
+    place_moe(&w, at->scratch, &s);
+    return moe_start(&w, &s, at->limits, at->stream);
+}
+
+/* In the order of enum cuda_op_kind. */
+static const char *(*const op_table[])(const struct cuda_op *op, const struct op_place *at) = {
+    embed_start,      add_norm_start,   linear_op_start, qkv_start,    attention_start,
+    router_start,     moe_start_either, moe_plain_start, swiglu_start, argmax_start,
+    all_reduce_start, gather_start,     lt_moe_start,
+};
+static_assert(sizeof(op_table) / sizeof(op_table[0]) == CUDA_OP_KINDS, "a function for each kind");
+
+/* Whether its function launches nothing but through gpu_launch, and calls no library. */
+static bool can_only_check(const struct cuda_op *op)
+{
+    if (op->kind == CUDA_OP_MOE) {
+        const struct packed_moe w = moe_of(op);
+        return !is_prefill(&w);
+    }
+    if (op->kind == CUDA_OP_LINEAR) {
+        const int type = op->as.linear.part[0].w.type;
+        return type != CUDA_NVFP4_TILED && (type != CUDA_NVFP4_PACKED || op->n_row <= CUDA_ROWS_MAX);
+    }
+    return op->kind != CUDA_OP_MOE_W4A4 &&
+           (op->kind != CUDA_OP_ALL_REDUCE || op->as.all_reduce.way != CUDA_REDUCE_LIBRARY);
+}
+
+/* All that a launch would refuse, without one. */
+static bool check_op(struct cuda_gpu *g, const struct cuda_op *op)
+{
+    if (op->kind < 0 || op->kind >= CUDA_OP_KINDS)
+        return gpu_fail(g, "run", "no such operator");
+    if (!can_only_check(op))
+        return true;
+    /* memory that nobody looks at: a place for the scratch's parts to be counted from */
+    uint8_t *scratch = (uint8_t *)g->barrier;
+    const struct op_place at = {&g->limits, scratch, g->barrier, g->stream, g->peers, g->lt};
+    gpu_only_check = true;
+    const char *why = op_table[op->kind](op, &at);
+    gpu_only_check = false;
+    return !why || gpu_fail(g, "launch", why);
+}
+
+bool gpu_scratch(struct cuda_gpu *g, const struct cuda_op *op, int n_op, size_t *bytes)
+{
+    *bytes = 0;
+    if (!gpu_enter(g))
+        return false;
+    for (int i = 0; i < n_op; i++) {
+        size_t one;
+        if (!scratch_of(g, &op[i], &one) || !check_op(g, &op[i]))
+            return false;
+        *bytes = std::max(*bytes, one);
+    }
+    return true;
+}
+
+bool gpu_start_one(struct cuda_gpu *g, const struct cuda_op *op)
+{
+    size_t bytes;
+    if (op->kind < 0 || op->kind >= CUDA_OP_KINDS)
+        return gpu_fail(g, "run", "no such operator");
+    if (!scratch_of(g, op, &bytes))
+        return false;
+    if (bytes > g->scratch_bytes)
+        return gpu_fail(g, "run", "more scratch memory than was reserved");
+    const struct op_place at = {&g->limits, (uint8_t *)g->scratch, g->barrier, g->stream, g->peers, g->lt};
+    const char *why = op_table[op->kind](op, &at);
+    return !why || gpu_fail(g, "launch", why);
+}
+
+bool gpu_run(struct cuda_gpu *g, const struct cuda_op *op, int n_op)
+{
+    if (!gpu_enter(g))
+        return false;
+    for (int i = 0; i < n_op; i++)
+        if (!gpu_start_one(g, &op[i]))
+            return false;
+    return true;
+}
+
+/* The stream's next operators as a graph that can be replayed. */
+bool gpu_record(struct cuda_gpu *g, const struct cuda_op *op, int n_op, cudaGraphExec_t *out)
+{
+    cudaGraph_t graph = NULL;
+    if (!gpu_enter(g) ||
+        !gpu_check(g, "graph", cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal)))
+        return false;
+    bool ok = true;
+    for (int i = 0; i < n_op && ok; i++)
+        ok = gpu_start_one(g, &op[i]);
+    if (!gpu_check(g, "graph", cudaStreamEndCapture(g->stream, &graph)) || !ok) {
+        if (graph)
+            cudaGraphDestroy(graph);
+        return false;
+    }
+    ok = gpu_check(g, "graph", cudaGraphInstantiate(out, graph, 0));
+    cudaGraphDestroy(graph);
+    return ok;
+}
+
+struct cuda_graph {
+    cudaGraphExec_t exec;
+};
+
+struct cuda_graph *gpu_graph_make(struct cuda_gpu *g, const struct cuda_op *op, int n_op)
+{
+    struct cuda_graph *graph = new (std::nothrow) cuda_graph();
+    if (!graph) {
+        gpu_fail(g, "graph", "out of memory");
+        return NULL;
+    }
+    if (gpu_record(g, op, n_op, &graph->exec))
+        return graph;
+    delete graph;
+    return NULL;
+}
+
+bool gpu_graph_run(struct cuda_gpu *g, struct cuda_graph *graph)
+{
+    return gpu_enter(g) && gpu_check(g, "graph", cudaGraphLaunch(graph->exec, g->stream));
+}
+
+void gpu_graph_free(struct cuda_gpu *g, struct cuda_graph *graph)
+{
+    (void)g;
+    if (graph)
+        cudaGraphExecDestroy(graph->exec);
+    delete graph;
+}

@@ -21,7 +21,7 @@ timing: build
 # Everything but servers and hosts under the address and undefined-behaviour sanitizers.
 asan:
 	@scripts/install-deps.sh ci
-	@cmake --preset asan > /dev/null
+	@cmake --preset asan -DNYBBLE_EMULATE=ON > /dev/null
 	@cmake --build build/asan -j $(JOBS)
 	ctest --preset asan -j $(JOBS) -LE 'http|dist|timing'
 

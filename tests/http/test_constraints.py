@@ -13,7 +13,7 @@ PERSON = {"type": "object", "properties": {
     "mood": {"enum": ["good", "bad"]}, "pets": {"type": "array", "items": {"$ref": "#/$defs/pet"}, "maxItems": 2}},
     "required": ["name", "age"], "additionalProperties": False,
     "$defs": {"pet": {"type": "object", "properties": {"kind": {"const": "cat"}, "tame": {"type": "boolean"}}, "required": ["kind"]}}}
-SEEDS = 50
+SEEDS = 30
 
 
 def is_person(value):

@@ -240,4 +240,12 @@ static inline size_t golden_answer_bytes(const struct model *m)
     return GOLDEN_ANSWER_IDS * (size_t)model_config(m)->vocab * sizeof(float);
 }
 
+/* Of n places, faults are planned at every third; at all of them where they are few, or with
+ * NYBBLE_ALL_FAULTS=1 (make faults). */
+static inline int golden_fault_stride(int n)
+{
+    const char *all = getenv("NYBBLE_ALL_FAULTS");
+    return n <= 9 || (all && all[0] == '1') ? 1 : 3;
+}
+
 #endif

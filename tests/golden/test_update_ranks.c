@@ -447,7 +447,8 @@ static void check_faults(const char *folder, int n_rank, bool experts, enum upda
     for (int r = 0; r < n_rank; r++)
         for (int point = UPDATE_AT_READ; point <= (int)UPDATE_AT_COMMIT; point++) {
             assert_true(count[r][point] > 0);
-            for (int at = 0; at < count[r][point]; at++) {
+            int stride = golden_fault_stride(count[r][point]);
+            for (int at = r % stride; at < count[r][point]; at += stride) {
                 plan_fault(r, (enum update_point)point, at);
                 assert_int_equal(try_b(m, b, staging, &state, &err), NYB_E_IO);
                 assert_int_equal(state, UPDATE_OLD);

@@ -126,26 +126,25 @@ static enum nyb_code connect_buffers(struct device *d, struct comm *comm, int ti
 
 /* ---- NCCL ---------------------------------------------------------------------------------------- */
 
+/* Not before all ranks have the library: whoever joins waits without end for all of them. */
+static enum nyb_code join_library(struct device *d, struct comm *comm, struct nyb_err *err)
+{
+    uint8_t id[CUDA_LIBRARY_ID_BYTES];
+    enum nyb_code code = d->plugin->library_id(d->gpu, comm_rank(comm) == 0 ? id : NULL)
+                             ? NYB_OK
+                             : err_set(err, NYB_E_UNSUPPORTED, "%s", d->plugin->error(d->gpu));
+    TRY(ranks_agree(comm, code, err));
+    if (!comm_broadcast(comm, id, sizeof(id)))
+        return comm_status(comm, err);
+    code = d->plugin->library_open(d->gpu, id) ? NYB_OK : device_failed(d, "joining NCCL's group", err);
+    return ranks_agree(comm, code, err);
+}
+
 /* Without it sums are ours, and one line says why. */
 static enum nyb_code open_library(struct device *d, struct comm *comm, struct nyb_err *err)
 {
-    struct {
-        uint8_t id[CUDA_LIBRARY_ID_BYTES];
-        bool ok;
-    } group = {0};
     struct nyb_err why = {0};
-    if (comm_rank(comm) == 0) {
-        group.ok = d->plugin->library_id(d->gpu, group.id);
-        if (!group.ok)
-            log_warn("sums of GPUs that are not fused are this program's own: %s", d->plugin->error(d->gpu));
-    }
-    if (!comm_broadcast(comm, &group, sizeof(group)))
-        return comm_status(comm, err);
-    if (!group.ok)
-        return NYB_OK;
-    enum nyb_code code =
-        d->plugin->library_open(d->gpu, group.id) ? NYB_OK : device_failed(d, "joining NCCL's group", &why);
-    code = ranks_agree(comm, code, &why);
+    enum nyb_code code = join_library(d, comm, &why);
     if (code == NYB_E_RANK)
         return comm_status(comm, err);
     if (code != NYB_OK && comm_rank(comm) == 0) {
@@ -177,6 +176,7 @@ static double seconds_of(struct device *d, float *x, size_t bytes, int way)
 /* The size from which on two-shot has been faster for all larger ones; rank 0's clock decides. */
 static bool find_two_shot(struct device *d, float *x, size_t most, size_t *out)
 {
+    bool faster = true; /* for all sizes so far */
     *out = SIZE_MAX;
     for (size_t bytes = most; bytes >= CALIBRATE_MIN; bytes /= 2) {
         double one = seconds_of(d, x, bytes, CUDA_REDUCE_ONE_SHOT),
@@ -185,8 +185,8 @@ static bool find_two_shot(struct device *d, float *x, size_t most, size_t *out)
             return false;
         log_debug("sum of %zu KB over GPUs: one-shot %.1f us, two-shot %.1f us", bytes >> 10, one * 1e6,
                   two * 1e6);
-        if (two < one && (*out == SIZE_MAX || *out == 2 * bytes))
-            *out = bytes;
+        faster = faster && two < one;
+        *out = faster ? bytes : *out;
     }
     return true;
 }

@@ -118,8 +118,8 @@ struct cuda_plugin {
     /* Bytes a second that this GPU writes to the next rank's memory while all do so: the limit of the link.
      * All ranks call it at once. Below zero: failed. */
     double (*peers_rate)(struct cuda_gpu *g);
-    /* NCCL, where it is found: a new group's id, for rank 0 to hand out; joining it, which waits until all
-     * ranks do. After peers_open. */
+    /* NCCL, where it is found: a new group's id, for rank 0 to hand out (NULL: only whether it is found);
+     * joining it, which waits until all ranks do. After peers_open. */
     bool (*library_id)(struct cuda_gpu *g, uint8_t id[CUDA_LIBRARY_ID_BYTES]);
     bool (*library_open)(struct cuda_gpu *g, const uint8_t id[CUDA_LIBRARY_ID_BYTES]);
 

@@ -27,8 +27,10 @@ static __device__ __forceinline__ float4 own_part(const cuda_add_norm &a, size_t
     return peer_sendable(a.delta[0] ? norm_add(second, first) : second);
 }
 
-/* Of what all ranks have sent to these places, `stride` fours apart. */
-static __device__ __forceinline__ float4 sum_of_all(const peer_memory &p, const float4 *at, size_t stride)
+/* Of what all ranks have sent to these places, `stride` fours apart. *complete is false from now on where one
+ * does not come any more. */
+static __device__ __forceinline__ float4 sum_of_all(const peer_memory &p, const float4 *at, size_t stride,
+                                                    bool *complete)
 {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int r = 0; r < p.size; r += 4) {
@@ -41,8 +43,10 @@ static __device__ __forceinline__ float4 sum_of_all(const peer_memory &p, const 
         for (int i = 0; i < 4; i++) {
             if (r + i >= p.size)
                 continue;
-            if (peer_is_empty(part[i]))
+            if (peer_is_empty(part[i])) {
                 part[i] = peer_await(at + (size_t)(r + i) * stride, p, r + i);
+                *complete = *complete && !peer_is_empty(part[i]);
+            }
             sum = r + i == 0 ? part[i] : norm_add(sum, part[i]);
         }
     }
@@ -86,8 +90,10 @@ static __device__ __forceinline__ void send_sums(const peer_memory &p, uint32_t 
     const float4 *own = peer_slot(p, peer_buffer(p, p.rank, turn), 0);
     for (int j = blockIdx.x; j * p.size + p.rank < rows; j += gridDim.x)
         for (int i = threadIdx.x; i < width; i += blockDim.x) {
-            const float4 sum = sum_of_all(p, own + (size_t)j * width + i, p.slot);
-            send_to_all(p, turn, true, (size_t)(j * p.size + p.rank) * width + i, peer_sendable(sum));
+            bool complete = true;
+            const float4 sum = sum_of_all(p, own + (size_t)j * width + i, p.slot, &complete);
+            if (complete)
+                send_to_all(p, turn, true, (size_t)(j * p.size + p.rank) * width + i, peer_sendable(sum));
         }
 }
 
@@ -108,6 +114,8 @@ static __global__ void __launch_bounds__(1024)
     if (rows <= 0) /* on all ranks */
         return;
     const uint32_t turn = gpu_load_system(&p.state->turn);
+    if (turn == PEER_BUFFERS)
+        return;
     send_rows<ALIGNED, TWO_SHOT>(a, p, turn, launch.first, rows);
     peer_clear(p, turn);
     if (TWO_SHOT)
@@ -119,9 +127,10 @@ static __global__ void __launch_bounds__(1024)
         const size_t to = (size_t)(launch.first + t) * n;
         const size_t from = a.row ? (size_t)a.row[launch.first + t] * n : to;
         float square = 0.0f;
+        bool complete = true; /* or the step is lost */
         for (int i = mine; i < n; i += 4 * blockDim.x) {
             const float4 *at = sent + (size_t)t * width + i / 4;
-            const float4 sum = TWO_SHOT ? peer_take(at, p, t % p.size) : sum_of_all(p, at, p.slot);
+            const float4 sum = TWO_SHOT ? peer_take(at, p, t % p.size) : sum_of_all(p, at, p.slot, &complete);
             if (op.sum) {
                 norm_put<ALIGNED>(op.sum + to, i, n, sum);
                 continue;

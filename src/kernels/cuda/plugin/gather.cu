@@ -53,6 +53,8 @@ static __global__ void __launch_bounds__(GATHER_THREADS)
     if (rows <= 0) /* on all ranks */
         return;
     const uint32_t turn = gpu_load_system(&p.state->turn);
+    if (turn == PEER_BUFFERS)
+        return;
     const size_t own = (size_t)(a.first[p.rank + 1] - a.first[p.rank]), n_own = (size_t)rows * own;
     const size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x,
                  step = (size_t)gridDim.x * blockDim.x;

@@ -71,7 +71,7 @@ const char *library_make_id(uint8_t id[CUDA_LIBRARY_ID_BYTES])
 {
     struct nccl_id own;
     const char *why = load();
-    if (why)
+    if (why || !id)
         return why;
     const int result = nccl.get_unique_id(&own);
     if (result != NCCL_SUCCESS)

@@ -5,6 +5,7 @@
 
 struct nccl_library; /* one rank's membership in a group */
 
+/* id NULL: only whether the library can be used. */
 const char *library_make_id(uint8_t id[CUDA_LIBRARY_ID_BYTES]);
 /* Waits until all `size` ranks have come with the same id. */
 const char *library_join(struct nccl_library **out, const uint8_t id[CUDA_LIBRARY_ID_BYTES], int rank,

@@ -35,13 +35,13 @@ double gpu_time(struct cuda_gpu *g, const struct cuda_op *op, int n_op, int roun
     cudaGraphExec_t graph = NULL;
     size_t bytes;
     if (!gpu_enter(g) || n_op < 1 || rounds < 1 || !gpu_scratch(g, op, n_op, &bytes) ||
-        (bytes > g->scratch_bytes && !gpu_reserve(g, bytes)) || !gpu_run(g, op, n_op) ||
-        !gpu_check(g, "run", cudaStreamSynchronize(g->stream)) || !gpu_record(g, op, n_op, &graph))
+        (bytes > g->scratch_bytes && !gpu_reserve(g, bytes)) || !gpu_run(g, op, n_op) || !gpu_sync(g) ||
+        !gpu_record(g, op, n_op, &graph))
         return -1.0;
     double ms =
         median_ms(g, rounds, [&] { return gpu_check(g, "graph", cudaGraphLaunch(graph, g->stream)); });
     cudaGraphExecDestroy(graph);
-    return ms < 0 ? ms : ms * 1e-3 / n_op;
+    return ms < 0 || !gpu_peers_are_there(g) ? -1.0 : ms * 1e-3 / n_op;
 }
 
 bool gpu_profile(struct cuda_gpu *g, const struct cuda_op *op, int n_op, float *seconds)

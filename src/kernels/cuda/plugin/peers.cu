@@ -89,6 +89,23 @@ static bool load_kernels(struct cuda_gpu *g)
     return gpu_check(g, "peers", all_reduce_load()) && gpu_check(g, "peers", gather_load());
 }
 
+static bool describe(struct cuda_gpu *g, const struct cuda_peer_options *o, struct cuda_peer_handle *own)
+{
+    void *buffer = g->peers->memory.buffer[o->rank];
+    cudaIpcMemHandle_t handle;
+    static_assert(sizeof(handle) <= sizeof(own->ipc), "a handle fits");
+    *own = cuda_peer_handle();
+    own->process = (uint64_t)getpid();
+    own->address = (uint64_t)(uintptr_t)buffer;
+    own->device = g->index;
+    own->size = o->size;
+    own->bytes = o->bytes;
+    if (!gpu_check(g, "handing out memory", cudaIpcGetMemHandle(&handle, buffer)))
+        return false;
+    memcpy(own->ipc, &handle, sizeof(handle));
+    return true;
+}
+
 bool gpu_peers_open(struct cuda_gpu *g, const struct cuda_peer_options *o, struct cuda_peer_handle *own)
 {
     if (!gpu_enter(g))
@@ -110,20 +127,10 @@ bool gpu_peers_open(struct cuda_gpu *g, const struct cuda_peer_options *o, struc
     p->memory.size = o->size;
     p->memory.slot = (uint32_t)slot;
     p->memory.timeout_ns = (uint64_t)(o->timeout_ms > 0 ? o->timeout_ms : 10000) * 1000000u;
-    if (!take_memory(g, &p->memory) || !load_kernels(g))
-        return false;
-    *own = cuda_peer_handle();
-    own->process = (uint64_t)getpid();
-    own->address = (uint64_t)(uintptr_t)p->memory.buffer[o->rank];
-    own->device = g->index;
-    own->size = o->size;
-    own->bytes = o->bytes;
-    cudaIpcMemHandle_t handle;
-    static_assert(sizeof(handle) <= sizeof(own->ipc), "a handle fits");
-    if (!gpu_check(g, "handing out memory", cudaIpcGetMemHandle(&handle, p->memory.buffer[o->rank])))
-        return false;
-    memcpy(own->ipc, &handle, sizeof(handle));
-    return true;
+    if (take_memory(g, &p->memory) && load_kernels(g) && describe(g, o, own))
+        return true;
+    gpu_peers_close(g);
+    return false;
 }
 
 /* The same process: its addresses are good here, if the GPUs can reach each other. */

@@ -6,7 +6,11 @@
  * before, to be used again two launches later. That needs no further agreement: a launch ends only when every
  * rank has sent its part of it, so a rank that sends parts of launch k + 2 knows that everybody has begun
  * k + 1 and is done with k, and k emptied what k + 2 writes to. Whose turn it is lies in the device's memory,
- * so that a recorded graph can be replayed. */
+ * so that a recorded graph can be replayed.
+ *
+ * A rank that has missed another has no sums and would run ahead of the rest: it sends no sum that it does
+ * not have, and nothing at all in later launches. So whoever waits for it fails too, rather than taking wrong
+ * numbers for a sum. */
 #pragma once
 
 #include "kernels/cuda/plugin/operators.h"
@@ -16,7 +20,7 @@
 
 /* One rank's, in its device's memory. All zero at first. */
 struct peer_state {
-    uint32_t turn;                  /* buffer of the next launch                             */
+    uint32_t turn;                  /* buffer of the next launch, or PEER_BUFFERS: a peer is lost */
     uint32_t arrived;               /* blocks of this launch that have ended                 */
     uint32_t failed;                /* a peer has not come: nobody waits for anything again  */
     uint32_t used_slot, used_whole; /* fours that the last launch may have received */
@@ -81,17 +85,16 @@ static __device__ __forceinline__ float4 peer_sendable(float4 v)
     return make_float4(peer_sendable(v.x), peer_sendable(v.y), peer_sendable(v.z), peer_sendable(v.w));
 }
 
-/* Until somebody has come, or nobody will: then zeros, and the step is lost. `from` is who is waited for. */
+/* Until somebody has come, or nobody will: then it is still empty, and the step is lost. `from` is who is
+ * waited for. */
 static __device__ float4 peer_await(const float4 *at, const peer_memory &p, int from)
 {
     const uint64_t begin = gpu_now_ns();
     for (;;) {
         for (int i = 0; i < PEER_LOOKS; i++) {
             const float4 v = gpu_load_system(at);
-            if (!peer_is_empty(v))
+            if (!peer_is_empty(v) || (i % 32 == 31 && gpu_load_system(&p.state->failed)))
                 return v;
-            if (i % 32 == 31 && gpu_load_system(&p.state->failed))
-                return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             gpu_wait_peer();
         }
         const bool stop = gpu_load_system(&p.word[PEER_STOP]);
@@ -133,7 +136,7 @@ static __device__ __forceinline__ void peer_end(const peer_memory &p, uint32_t t
     if (atomicAdd(&p.state->arrived, 1u) + 1 < gridDim.x)
         return;
     p.state->arrived = 0;
-    p.state->turn = (turn + 1) % PEER_BUFFERS;
+    p.state->turn = gpu_load_system(&p.state->failed) ? PEER_BUFFERS : (turn + 1) % PEER_BUFFERS;
     p.state->used_slot = used_slot;
     p.state->used_whole = used_whole;
 }

@@ -103,6 +103,22 @@ static double best_call(struct timing *t, int m, int n_call)
     return best;
 }
 
+/* The arithmetic that such a product goes through at this level. */
+static enum checkkern_unit unit_of(enum cpu_level level, enum weight_type type, enum compute mode)
+{
+    const struct gemm_table *table = gemm_table_for(level);
+    switch (gemm_form_for(table, type, mode)) {
+    case GEMM_BF16:
+        return table->block[type][GEMM_BF16].fn ? CHECKKERN_TILE : CHECKKERN_BF16;
+    case GEMM_I16:
+        return CHECKKERN_BF16;
+    case GEMM_I8:
+        return CHECKKERN_I8;
+    default:
+        return CHECKKERN_F32;
+    }
+}
+
 static void bench_shape(const struct checkkern_env *env, struct checkkern_bench *out, enum weight_type type,
                         enum compute mode, const struct shape *s)
 {
@@ -115,11 +131,7 @@ static void bench_shape(const struct checkkern_env *env, struct checkkern_bench 
     struct timing t = {.env = env, .mode = mode, .e = &e, .op = &op, .s = s};
     arena_init(&t.scratch, 1 << 20);
     t.y = arena_alloc(env->arena, (size_t)CALL_EXPERTS * MAX_ROW * (size_t)s->n, sizeof(*t.y));
-    bool i8 = mode == COMPUTE_INT8 && type == WEIGHT_NVFP4;
-    bool f32 = mode == COMPUTE_STRICT || type == WEIGHT_F16 || type == WEIGHT_F32;
-    enum checkkern_unit unit = i8 ? CHECKKERN_I8 : f32 ? CHECKKERN_F32 : CHECKKERN_BF16;
-    if (unit == CHECKKERN_BF16 && gemm_table_for(env->level)->block[type][GEMM_BF16].fn)
-        unit = CHECKKERN_TILE;
+    enum checkkern_unit unit = unit_of(env->level, type, mode);
     for (size_t r = 0; r < COUNT_OF(rows); r++) {
         int m = rows[r], n_call = m <= 8 ? CALL_EXPERTS : m <= 32 ? 2 : 1;
         int fit = (int)(CALL_BYTES / (weight_data_bytes(type, s->n, s->k) * (s->gated ? 2 : 1)));

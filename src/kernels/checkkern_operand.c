@@ -1,4 +1,5 @@
 /* Checks of prepared activations: rounding, padding, integers and what belongs to them. */
+#include <float.h>
 #include <math.h>
 
 #include "fp4/fp4.h"
@@ -26,17 +27,17 @@ static void check_i16_group(const struct operand *op, const float *x, size_t at,
         most = fmax(most, fabs((double)x[i]));
     for (int i = 0; i < FP4_GROUP; i++) {
         int place = (i & ~7) + order[i & 7];
-        double v = q[i] * (double)g->unit, allowed = most < (double)I16_LEAST ? most : most / 32000.0;
+        double v = q[i] * (double)g->unit, expected = most < (double)I16_LEAST ? 0.0 : (double)x[i];
         sum += q[i];
-        checkkern_case(r, checkkern_near(r, v, (double)x[i], allowed + 1e-300),
+        checkkern_case(r, checkkern_near(r, v, expected, most / 32000.0 + 1e-300),
                        "i16 of %g is %g, with %g beside it", (double)x[i], v, most);
         checkkern_case(r, 256 * bytes[i] + bytes[FP4_GROUP + i] == q[place], "bytes of i16 %d", q[place]);
     }
     checkkern_case(r, g->bias == -12 * sum, "bias of 16-bit integers that sum up to %d", sum);
 }
 
-/* Groups of all sizes, some with one large element, some whose largest would round up to a byte more; and
- * what is no number stays none. */
+/* Groups of all sizes, some with one large element, some whose largest would round up to a byte more, three
+ * at the least that is kept and at the largest there is; and what is no number stays none. */
 static void check_i16(const struct checkkern_env *env, uint64_t *seed, struct checkkern_report *r)
 {
     enum { K = 16 * FP4_GROUP };
@@ -50,6 +51,13 @@ static void check_i16(const struct checkkern_env *env, uint64_t *seed, struct ch
             group[g] = ldexpf(g % 8 == 1 ? 255.99f : -254.01f, 12 * (g - 6));
     }
     x[checkkern_int(seed, 0, FP4_GROUP - 1)] = 0.0f;
+    for (int i = 0; i < FP4_GROUP; i++) {
+        x[2 * FP4_GROUP + i] = 0.999f * I16_LEAST * checkkern_float(seed);
+        x[3 * FP4_GROUP + i] = I16_LEAST * checkkern_float(seed);
+        x[4 * FP4_GROUP + i] = FLT_MAX * checkkern_float(seed);
+    }
+    x[3 * FP4_GROUP + 7] = -I16_LEAST;
+    x[4 * FP4_GROUP + 7] = FLT_MAX;
     gemm_prepare_with(gemm_table_for(env->level), env->pool, env->arena, COMPUTE_BF16, x, 1, K, &op);
     for (size_t at = 0; op.i16 && at < K; at += FP4_GROUP)
         check_i16_group(&op, x + at, at, r);

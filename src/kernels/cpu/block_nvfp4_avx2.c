@@ -35,8 +35,7 @@ static_assert(sizeof(struct scratch) <= GEMM_BLOCK_WIDE_BYTES, "scratch of the c
 static void expand(const uint8_t *codes, const uint8_t *scale, struct expanded *to)
 {
     const __m256i low = nvfp4_low_bytes(), high = nvfp4_high_bytes();
-    _mm_prefetch((const char *)codes + PREFETCH_AHEAD, _MM_HINT_T0);
-    _mm_prefetch((const char *)codes + PREFETCH_AHEAD + 64, _MM_HINT_T0);
+    nvfp4_prefetch_group(codes);
     UNROLL
     for (int i = 0; i < 8; i++) { /* z, half of the rows, half of the nibbles */
         int z = i / 4, half = i / 2 % 2, nibbles = i % 2, step = 4 * z + 2 * nibbles;

@@ -41,8 +41,7 @@ INLINE __m256i signed_codes(void)
 static void expand(const uint8_t *codes, const uint8_t *scale, struct expanded *to)
 {
     const __m256i table = signed_codes(), upper = _mm256_set1_epi16((short)0xff00u);
-    _mm_prefetch((const char *)codes + PREFETCH_AHEAD, _MM_HINT_T0);
-    _mm_prefetch((const char *)codes + PREFETCH_AHEAD + 64, _MM_HINT_T0);
+    nvfp4_prefetch_group(codes);
     UNROLL
     for (int i = 0; i < 4; i++) {
         int z = i / 2, half = i % 2;
@@ -129,9 +128,7 @@ void gemm_avx2_nvfp4_i16_many(const struct gemm_block *b)
     static_assert(TILE_ROWS == 4, "all_rows");
     struct scratch *s = (struct scratch *)(void *)b->decode;
     const int n_group = b->k / FP4_GROUP;
-    const __m256 unit = _mm256_set1_ps(0.5f * NVFP4_SCALE_UNIT);
     for (int p = 0; p < b->n_panel; p++) {
-        float *to = b->sum + (size_t)p * GEMM_BLOCK_ROW * WEIGHT_PANEL;
         memset(s->sum, 0, (size_t)b->n_row * sizeof(s->sum[0]));
         for (int g = 0, n; g < n_group; g += n) {
             n = n_group - g < STRETCH ? n_group - g : STRETCH;
@@ -140,9 +137,6 @@ void gemm_avx2_nvfp4_i16_many(const struct gemm_block *b)
                        &s->group[i]);
             all_rows(b, s, n, g);
         }
-        for (int i = 0; i < b->n_row; i++) {
-            _mm256_store_ps(to + i * WEIGHT_PANEL, _mm256_mul_ps(_mm256_load_ps(s->sum[i][0]), unit));
-            _mm256_store_ps(to + i * WEIGHT_PANEL + 8, _mm256_mul_ps(_mm256_load_ps(s->sum[i][1]), unit));
-        }
+        nvfp4_store_block(b, p, s->sum);
     }
 }

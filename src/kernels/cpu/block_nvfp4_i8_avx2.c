@@ -32,20 +32,16 @@ static_assert(sizeof(struct scratch) <= GEMM_BLOCK_WIDE_BYTES, "scratch of the c
 static void expand(const uint8_t *codes, const uint8_t *scale, struct expanded *to)
 {
     const __m256i table = nvfp4_biased_codes();
-    _mm_prefetch((const char *)codes + PREFETCH_AHEAD, _MM_HINT_T0);
-    _mm_prefetch((const char *)codes + PREFETCH_AHEAD + 64, _MM_HINT_T0);
+    nvfp4_prefetch_group(codes);
     UNROLL
-    for (int i = 0; i < 4; i++) {
-        int z = i / 2, half = i % 2;
-        __m256i c = _mm256_loadu_si256((const __m256i *)(const void *)(codes + 64 * z + 32 * half));
-        _mm256_store_si256((__m256i *)(void *)to->w[2 * z][half],
-                           _mm256_shuffle_epi8(table, nvfp4_low_nibbles(c)));
-        _mm256_store_si256((__m256i *)(void *)to->w[2 * z + 1][half],
-                           _mm256_shuffle_epi8(table, nvfp4_high_nibbles(c)));
-    }
-    UNROLL
-    for (int half = 0; half < 2; half++)
+    for (int half = 0; half < 2; half++) {
+        __m256i quad[QUADS];
+        nvfp4_bytes(codes + 32 * half, table, quad);
+        UNROLL
+        for (int q = 0; q < QUADS; q++)
+            _mm256_store_si256((__m256i *)(void *)to->w[q][half], quad[q]);
         _mm256_store_ps(to->scale[half], nvfp4_scale_of_8(scale + 8 * half));
+    }
 }
 
 /* Rows of x from the first group expanded on. */
@@ -131,9 +127,7 @@ void gemm_avx2_nvfp4_i8_many(const struct gemm_block *b)
     static_assert(TILE_ROWS == 3, "all_rows");
     struct scratch *s = (struct scratch *)(void *)b->decode;
     const int n_group = b->k / FP4_GROUP;
-    const __m256 unit = _mm256_set1_ps(0.5f * NVFP4_SCALE_UNIT);
     for (int p = 0; p < b->n_panel; p++) {
-        float *to = b->sum + (size_t)p * GEMM_BLOCK_ROW * WEIGHT_PANEL;
         memset(s->sum, 0, (size_t)b->n_row * sizeof(s->sum[0]));
         for (int g = 0, n; g < n_group; g += n) {
             n = n_group - g < STRETCH ? n_group - g : STRETCH;
@@ -142,9 +136,6 @@ void gemm_avx2_nvfp4_i8_many(const struct gemm_block *b)
                        &s->group[i]);
             all_rows(b, s, n, g);
         }
-        for (int i = 0; i < b->n_row; i++) {
-            _mm256_store_ps(to + i * WEIGHT_PANEL, _mm256_mul_ps(_mm256_load_ps(s->sum[i][0]), unit));
-            _mm256_store_ps(to + i * WEIGHT_PANEL + 8, _mm256_mul_ps(_mm256_load_ps(s->sum[i][1]), unit));
-        }
+        nvfp4_store_block(b, p, s->sum);
     }
 }

@@ -1,60 +1,23 @@
-/* NVFP4 weights on AVX2: fp32 operands (which hold bf16 values in bf16 mode) and int8. */
+/* NVFP4 weights on AVX2: fp32 operands, and int8. */
 #include <immintrin.h>
 
 #include "fp4/fp4.h"
+#include "kernels/cpu/nvfp4_avx2.h"
 #include "kernels/cpu/tile_avx2.h"
 #include "kernels/gemm_kernels.h"
 #include "kernels/weight_layout.h"
 
-INLINE __m256i table16(const uint8_t *table)
-{
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
-}
-
-/* Block scales of eight rows, times 2^-8. */
-INLINE __m256 block_scale(const uint8_t *s)
-{
-    __m128i half = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)s)), 7);
-    return _mm256_cvtph_ps(half);
-}
-
-INLINE __m256i low_nibbles(__m256i c)
-{
-    return _mm256_and_si256(c, _mm256_set1_epi8(15));
-}
-INLINE __m256i high_nibbles(__m256i c)
-{
-    return _mm256_and_si256(_mm256_srli_epi16(c, 4), _mm256_set1_epi8(15));
-}
-
-INLINE void prefetch_group(const uint8_t *codes)
-{
-    _mm_prefetch((const char *)codes + PREFETCH_AHEAD, _MM_HINT_T0);
-    _mm_prefetch((const char *)codes + PREFETCH_AHEAD + 64, _MM_HINT_T0);
-}
-
 /* ---- fp32 --------------------------------------------------------------------------------------
- * e2m1 as bf16 has two bytes that matter: a table for each, interleaved to 16-bit halves. The even halves
- * shifted up and the odd ones masked are floats. Interleaving puts rows 0 1 4 5 in one vector ("a") and 2 3 6
- * 7 in the other ("b"), each row in a pair of lanes that hold k and k + 1; a last horizontal add joins pairs
- * and rows. */
-
-static const uint8_t low_byte[16] = {0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0,
-                                     0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0};
-static const uint8_t high_byte[16] = {0,    0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40,
-                                      0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
+ * Rows 0 1 4 5 are in one vector ("a") and 2 3 6 7 in the other ("b"), each row in a pair of lanes that hold
+ * k and k + 1; a last horizontal add joins pairs and rows. */
 
 /* dot[i][a, b] += w * x for the four k whose codes are in the bytes of `nibbles`: (k, k + 1), (k + 4, k + 5).
  */
 INLINE void f32_nibbles(const int T, __m256i nibbles, const float *const *x, int k, __m256i low, __m256i high,
                         __m256 *dot)
 {
-    const __m256i odd = _mm256_set1_epi32((int)0xffff0000u);
-    __m256i l = _mm256_shuffle_epi8(low, nibbles), h = _mm256_shuffle_epi8(high, nibbles);
-    __m256i a = _mm256_unpacklo_epi8(l, h), b = _mm256_unpackhi_epi8(l, h);
-    __m256 w[4] = {
-        _mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)),
-        _mm256_castsi256_ps(_mm256_and_si256(a, odd)), _mm256_castsi256_ps(_mm256_and_si256(b, odd))};
+    __m256 w[4];
+    nvfp4_floats(nibbles, low, high, w);
     UNROLL
     for (int j = 0; j < 2; j++) {
         UNROLL
@@ -79,10 +42,10 @@ INLINE void f32_group(const int T, const uint8_t *codes, const uint8_t *scale, c
     UNROLL
     for (int z = 0; z < 2; z++) {
         __m256i c = _mm256_loadu_si256((const __m256i *)(codes + 64 * z));
-        f32_nibbles(T, low_nibbles(c), x, k + 8 * z, low, high, dot);
-        f32_nibbles(T, high_nibbles(c), x, k + 8 * z + 2, low, high, dot);
+        f32_nibbles(T, nvfp4_low_nibbles(c), x, k + 8 * z, low, high, dot);
+        f32_nibbles(T, nvfp4_high_nibbles(c), x, k + 8 * z + 2, low, high, dot);
     }
-    __m256 s = block_scale(scale), sa = _mm256_unpacklo_ps(s, s), sb = _mm256_unpackhi_ps(s, s);
+    __m256 s = nvfp4_scale_of_8(scale), sa = _mm256_unpacklo_ps(s, s), sb = _mm256_unpackhi_ps(s, s);
     UNROLL
     for (int i = 0; i < T; i++) {
         sum[2 * i] = _mm256_fmadd_ps(sa, dot[2 * i], sum[2 * i]);
@@ -92,7 +55,7 @@ INLINE void f32_group(const int T, const uint8_t *codes, const uint8_t *scale, c
 
 INLINE void f32_tile(const struct gemm_tile *t, int p, const int first_half, const int T, const int HALVES)
 {
-    const __m256i low = table16(low_byte), high = table16(high_byte);
+    const __m256i low = nvfp4_low_bytes(), high = nvfp4_high_bytes();
     const float *x[4];
     __m256 sum[MAX_SUM];
     UNROLL
@@ -104,7 +67,7 @@ INLINE void f32_tile(const struct gemm_tile *t, int p, const int first_half, con
     for (int g = 0; g < t->k / FP4_GROUP; g++) {
         const uint8_t *codes = t->panel[p] + nvfp4_codes_at(g), *scale = t->panel[p] + nvfp4_scale_at(g);
         if (first_half == 0)
-            prefetch_group(codes);
+            nvfp4_prefetch_group(codes);
         UNROLL
         for (int h = 0; h < HALVES; h++)
             f32_group(T, codes + 32 * (first_half + h), scale + 8 * (first_half + h), x, g * FP4_GROUP, low,
@@ -121,28 +84,15 @@ INLINE void f32_tile(const struct gemm_tile *t, int p, const int first_half, con
     }
 }
 
-void gemm_avx2_nvfp4_f32(const struct gemm_tile *t)
-{
-    AVX2_TILE(f32_tile, t)
-}
-
 /* ---- int8 --------------------------------------------------------------------------------------
- * Codes as unsigned 12 + 2 * e2m1, at most 24: four pair sums of products stay below 4 * 2 * 24 * 127 =
- * 24384, so 16-bit additions are exact. x_bias takes the 12 away again. */
-
-static const uint8_t biased_of_code[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+ * part = fma(block scale, dot << shift, part) over 64 elements, then sum = fma(x's scale, part, sum). */
 
 INLINE void i8_group(const int T, const uint8_t *codes, const uint8_t *scale, const struct gemm_tile *t,
                      int g, __m256i table, __m256 *part)
 {
     __m256i w[4];
-    UNROLL
-    for (int z = 0; z < 2; z++) {
-        __m256i c = _mm256_loadu_si256((const __m256i *)(codes + 64 * z));
-        w[2 * z] = _mm256_shuffle_epi8(table, low_nibbles(c));
-        w[2 * z + 1] = _mm256_shuffle_epi8(table, high_nibbles(c));
-    }
-    __m256 s = block_scale(scale);
+    nvfp4_bytes(codes, table, w);
+    __m256 s = nvfp4_scale_of_8(scale);
     UNROLL
     for (int i = 0; i < T; i++) {
         const int8_t *x = (const int8_t *)t->x[i] + g * FP4_GROUP;
@@ -159,7 +109,7 @@ INLINE void i8_group(const int T, const uint8_t *codes, const uint8_t *scale, co
 
 INLINE void i8_tile(const struct gemm_tile *t, int p, const int first_half, const int T, const int HALVES)
 {
-    const __m256i table = table16(biased_of_code);
+    const __m256i table = nvfp4_biased_codes();
     const int n_group = t->k / FP4_GROUP;
     __m256 part[MAX_SUM], sum[MAX_SUM];
     UNROLL
@@ -168,7 +118,7 @@ INLINE void i8_tile(const struct gemm_tile *t, int p, const int first_half, cons
     for (int g = 0; g < n_group; g++) {
         const uint8_t *codes = t->panel[p] + nvfp4_codes_at(g), *scale = t->panel[p] + nvfp4_scale_at(g);
         if (first_half == 0)
-            prefetch_group(codes);
+            nvfp4_prefetch_group(codes);
         UNROLL
         for (int h = 0; h < HALVES; h++)
             i8_group(T, codes + 32 * (first_half + h), scale + 8 * (first_half + h), t, g, table,
@@ -181,13 +131,12 @@ INLINE void i8_tile(const struct gemm_tile *t, int p, const int first_half, cons
             part[i] = _mm256_setzero_ps();
         }
     }
-    UNROLL
-    for (int h = 0; h < HALVES; h++) {
-        UNROLL
-        for (int i = 0; i < T; i++)
-            _mm256_store_ps(sum_at(t, p, i, first_half + h),
-                            _mm256_mul_ps(sum[T * h + i], _mm256_set1_ps(0.5f * NVFP4_SCALE_UNIT)));
-    }
+    nvfp4_store_tile(t, p, first_half, T, HALVES, sum);
+}
+
+void gemm_avx2_nvfp4_f32(const struct gemm_tile *t)
+{
+    AVX2_TILE(f32_tile, t)
 }
 
 void gemm_avx2_nvfp4_i8(const struct gemm_tile *t)

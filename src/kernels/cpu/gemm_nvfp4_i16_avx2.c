@@ -24,12 +24,7 @@ INLINE void group_of_half(const int T, const uint8_t *codes, const uint8_t *scal
                           int g, __m256i table, __m256 *sum)
 {
     __m256i w[4];
-    UNROLL
-    for (int z = 0; z < 2; z++) {
-        __m256i c = _mm256_loadu_si256((const __m256i *)(const void *)(codes + 64 * z));
-        w[2 * z] = _mm256_shuffle_epi8(table, nvfp4_low_nibbles(c));
-        w[2 * z + 1] = _mm256_shuffle_epi8(table, nvfp4_high_nibbles(c));
-    }
+    nvfp4_bytes(codes, table, w);
     __m256 s = nvfp4_scale_of_8(scale);
     UNROLL
     for (int i = 0; i < T; i++) {
@@ -56,23 +51,15 @@ INLINE void i16_tile(const struct gemm_tile *t, int p, const int first_half, con
         const uint8_t *codes = t->panel[p] + nvfp4_codes_at(g), *scale = t->panel[p] + nvfp4_scale_at(g);
         const int end = n_group - g < 4 ? n_group : g + 4;
         for (int at = g; at < end; at++, codes += NVFP4_GROUP_BYTES, scale += WEIGHT_PANEL) {
-            if (first_half == 0) {
-                _mm_prefetch((const char *)codes + PREFETCH_AHEAD, _MM_HINT_T0);
-                _mm_prefetch((const char *)codes + PREFETCH_AHEAD + 64, _MM_HINT_T0);
-            }
+            if (first_half == 0)
+                nvfp4_prefetch_group(codes);
             UNROLL
             for (int h = 0; h < HALVES; h++)
                 group_of_half(T, codes + 32 * (first_half + h), scale + 8 * (first_half + h), t, at, table,
                               sum + T * h);
         }
     }
-    UNROLL
-    for (int h = 0; h < HALVES; h++) {
-        UNROLL
-        for (int i = 0; i < T; i++)
-            _mm256_store_ps(sum_at(t, p, i, first_half + h),
-                            _mm256_mul_ps(sum[T * h + i], _mm256_set1_ps(0.5f * NVFP4_SCALE_UNIT)));
-    }
+    nvfp4_store_tile(t, p, first_half, T, HALVES, sum);
 }
 
 void gemm_avx2_nvfp4_i16(const struct gemm_tile *t)

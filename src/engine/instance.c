@@ -10,24 +10,8 @@
 #include "kernels/kv.h"
 #include "model/model.h"
 
-_Static_assert((int)NYB_LOAD_DUMMY == (int)LOAD_DUMMY, "same order");
-_Static_assert((int)NYB_COMPUTE_BF16 == (int)COMPUTE_BF16 && (int)NYB_COMPUTE_STRICT == (int)COMPUTE_STRICT &&
-                   (int)NYB_COMPUTE_INT8 == (int)COMPUTE_INT8 && (int)NYB_COMPUTE_W4A4 == (int)COMPUTE_W4A4,
-               "same order");
-_Static_assert((int)NYB_DISPATCH_F32 == (int)DISPATCH_F32 && (int)NYB_DISPATCH_BF16 == (int)DISPATCH_BF16 &&
-                   (int)NYB_DISPATCH_FP8 == (int)DISPATCH_FP8 &&
-                   (int)NYB_DISPATCH_NVFP4 == (int)DISPATCH_NVFP4,
-               "same order");
 _Static_assert((int)NYB_KV_F32 == (int)KV_F32 && (int)NYB_KV_BF16 == (int)KV_BF16 &&
                    (int)NYB_KV_FP8 == (int)KV_FP8,
-               "same order");
-
-_Static_assert((int)NYB_DEVICE_CPU == (int)DEVICE_CPU && (int)NYB_DEVICE_CUDA == (int)DEVICE_CUDA &&
-                   (int)NYB_DEVICE_AUTO == (int)DEVICE_AUTO,
-               "same order");
-_Static_assert((int)NYB_BACKEND_SM90_W4A16 == (int)DEVICE_BACKEND_SM90_W4A16 &&
-                   (int)NYB_BACKEND_CUBLASLT_NVFP4 == (int)DEVICE_BACKEND_CUBLASLT_NVFP4 &&
-                   (int)NYB_BACKEND_REFERENCE == (int)DEVICE_BACKEND_REFERENCE,
                "same order");
 
 #define BLOCK_COUNT_MAX (INT32_MAX / KV_BLOCK) /* a slot is an int32 */
@@ -215,30 +199,9 @@ static enum nyb_code open_parts(struct nyb_engine *e, const struct nyb_options *
     e->live = mem_alloc(1, sizeof(*e->live));
     TRY(live_open(e->live, e->folder, o->weight_version, err));
     TRY(open_text(e, o, err)); /* small and often at fault: before the weights */
-    struct comm *comm = ranks_comm(o->ranks);
-    const struct model_options mo = {.folder = e->folder,
-                                     .load_format = (enum load_format)o->load_format,
-                                     .dummy_seed = o->dummy_seed,
-                                     .compute = (enum compute)o->compute,
-                                     .n_thread = o->threads,
-                                     .kv_type =
-                                         o->kv_dtype == NYB_KV_AUTO ? MODEL_KV_DECLARED : (int)o->kv_dtype,
-                                     .max_model_len = o->max_model_len,
-                                     .device = (enum device_choice)o->device,
-                                     .moe_backend = (enum device_backend)o->moe_backend,
-                                     .gemm_backend = (enum device_backend)o->gemm_backend,
-                                     .max_batched_tokens = o->max_num_batched_tokens,
-                                     .comm = comm,
-                                     .expert_parallel = o->expert_parallel,
-                                     .redundant_experts = o->num_redundant_experts,
-                                     .dispatch = (enum dispatch_type)o->dispatch_dtype,
-                                     .no_fusion = !o->allreduce_fusion,
-                                     .overlap = {.mode = o->two_batch_overlap ? OVERLAP_AUTO : OVERLAP_OFF,
-                                                 .prefill_min = o->tbo_prefill_min,
-                                                 .decode_min = o->tbo_decode_min},
-                                     .fusion_max_tokens = o->fusion_max_tokens,
-                                     .progress = o->progress,
-                                     .progress_arg = o->progress_arg};
+    struct model_options mo = ranks_model_options(o, e->folder, ranks_comm(o->ranks));
+    mo.progress = o->progress;
+    mo.progress_arg = o->progress_arg;
     TRY(model_open(&e->model, &mo, err));
     int n_block = 0, max_len = 0;
     TRY(size_cache(e, o, &n_block, &max_len, err));

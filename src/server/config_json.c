@@ -4,20 +4,19 @@
 
 #include "server/config.h"
 
-/* As it would be written for the part alone. False: a list or an object. */
+/* As it would be written for the part alone. False: a list or an object, or longer than any value is. */
 static bool write_value(const json_t *value, char *text, size_t cap)
 {
+    int n = -1;
     if (json_is_integer(value))
-        snprintf(text, cap, "%lld", (long long)json_integer_value(value));
+        n = snprintf(text, cap, "%lld", (long long)json_integer_value(value));
     else if (json_is_real(value))
-        snprintf(text, cap, "%.17g", json_real_value(value));
+        n = snprintf(text, cap, "%.17g", json_real_value(value));
     else if (json_is_boolean(value))
-        snprintf(text, cap, "%s", json_is_true(value) ? "true" : "false");
+        n = snprintf(text, cap, "%s", json_is_true(value) ? "true" : "false");
     else if (json_is_string(value))
-        snprintf(text, cap, "%s", json_string_value(value));
-    else
-        return false;
-    return true;
+        n = snprintf(text, cap, "%s", json_string_value(value));
+    return n >= 0 && (size_t)n < cap;
 }
 
 static enum nyb_code set_part(struct serve_config *c, const char *name, const char *part, const json_t *value,
@@ -29,7 +28,7 @@ static enum nyb_code set_part(struct serve_config *c, const char *name, const ch
     if (snprintf(full, sizeof(full), "%s.%s", name, part) >= (int)sizeof(full) || !config_is_known(full))
         return err_at(err, NYB_E_ARG, where, -1, "%s has no part \"%.100s\" here", name, part);
     if (!write_value(value, text, sizeof(text)))
-        return err_at(err, NYB_E_ARG, where, -1, "%s must be a number, a string, true or false", full);
+        return err_at(err, NYB_E_ARG, where, -1, "%s must be a number, a short string, true or false", full);
     return config_set(c, full, text, where, err);
 }
 

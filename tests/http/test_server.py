@@ -675,7 +675,10 @@ class Configuration(unittest.TestCase):
         self.refuse("--eplb-config", '{"step_interval": [1]}', text="eplb-config.step_interval must be")
         self.refuse("--eplb-config", '{"step_interval": -1}', text="whole number")
         self.refuse("--eplb-config", '{"policy": "odd"}', text="one balancer")
+        self.refuse("--eplb-config", '{"policy": "%s"}' % ("default" + " " * 300), text="eplb-config.policy must be")
         self.refuse("--eplb-algorithm", "deepseek", text="one balancer")
+        self.refuse(env={"FD_FLASHINFER_MOE_BACKEND": "odd"}, text="flashinfer-cutlass")
+        self.refuse(env={"FD_NVFP4_GEMM_BACKEND": "odd"}, text="flashinfer-cudnn")
 
     def test_balancers_need_expert_parallel(self):
         for flags in (("--enable-eplb",), ("--eplb-rebalance-num-iterations", "5"), ("--eplb-config.step_interval", "5"),
@@ -686,8 +689,6 @@ class Configuration(unittest.TestCase):
                       ("--eplb-config", '{"redundant_experts_num": 2}')):
             self.refuse("--no-enable-eplb", *flags, code=1,
                         text="num_redundant_experts is for experts that ranks share out")
-        self.refuse(env={"FD_FLASHINFER_MOE_BACKEND": "odd"}, text="flashinfer-cutlass")
-        self.refuse(env={"FD_NVFP4_GEMM_BACKEND": "odd"}, text="flashinfer-cudnn")
 
     def test_other_names(self):
         server = Server("--tensor-parallel-size", "1", "--max_num_seqs=8", "--enable-chunked-prefill",

@@ -2,6 +2,8 @@
  * moved from slot to slot. */
 #include "unit/ckpt_files.h"
 
+#include <xxhash.h>
+
 #include "model/expert_facts.h"
 #include "model/slots.h"
 
@@ -54,6 +56,17 @@ static bool same(const struct origin *a, const struct origin *b)
     return equal;
 }
 
+static uint64_t hash_of_this_machine(void)
+{
+    char text[128];
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    assert_non_null(f);
+    size_t n = fread(text, 1, sizeof(text), f);
+    fclose(f);
+    assert_in_range(n, 32, 64);
+    return XXH3_64bits(text, n);
+}
+
 static void test_an_origin_is_its_files_and_not_their_path(void **state)
 {
     (void)state;
@@ -66,6 +79,7 @@ static void test_an_origin_is_its_files_and_not_their_path(void **state)
     struct origin *replaced = open_origin(folder, 3);
     assert_true(same(a, a) && same(a, b));
     assert_false(same(a, later) || same(a, replaced));
+    assert_int_equal(origin_id(a)->machine, hash_of_this_machine());
     struct origin_id copy = *origin_id(a);
     copy.machine++; /* whose copy of the files has its own inodes and times */
     copy.state++;

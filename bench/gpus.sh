@@ -65,7 +65,7 @@ if has lost; then
     shape=$SHAPES/qwen3-30b-a3b
     if [ -f "$shape/config.json" ]; then
         limited 120 "$nybble" bench model --device cuda --tensor-parallel-size "$GPUS" --load-format dummy --prompt 0 \
-            --gen 100000 --depth 16 --batch 8 --repeat 1 --max-model-len 131072 "$shape" >/dev/null 2>lost.$$ &
+            --gen 40000 --depth 16 --batch 8 --repeat 1 --max-model-len 40960 "$shape" >/dev/null 2>lost.$$ &
         parent=$!
         for _ in $(seq 200); do
             sleep 0.3
@@ -74,10 +74,14 @@ if has lost; then
         sleep 8
         child=$(pgrep -f "bench model --device cuda --tensor-parallel-size $GPUS --load-format dummy" | tail -1)
         began=$SECONDS
-        kill -9 "$child"
-        wait $parent
-        echo "ended after $((SECONDS - began)) s, status $?: $(tail -1 lost.$$)"
-        [ $((SECONDS - began)) -le 10 ] || failed "the others went on for more than 10 s"
+        if [ -n "$child" ] && kill -0 "$parent" 2>/dev/null; then
+            kill -9 "$child"
+            wait $parent
+            echo "ended after $((SECONDS - began)) s, status $?: $(tail -1 lost.$$)"
+            [ $((SECONDS - began)) -le 10 ] || failed "the others went on for more than 10 s"
+        else
+            failed "nothing ran that could be killed: $(tail -1 lost.$$)"
+        fi
         rm -f lost.$$
     fi
 fi

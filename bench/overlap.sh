@@ -5,6 +5,7 @@
 # one step each way: stages on their lanes.
 #
 #     bench/overlap.sh [BUILD] [SVG]        DELAY_US=500 RATE_MBIT=1000 TOKENS=256 ROUNDS=60 HOSTS_MTU=1500
+#                                    HOSTS_CORES=1, of each host: 3 where there are many, for the rank, its messages and the rest
 #
 # So that the network takes as long as the arithmetic or longer on machines of any speed, it takes as many experts a
 # token (6 or fewer) as fit.

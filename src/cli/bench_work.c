@@ -2,6 +2,8 @@
 
 #include <math.h>
 
+#include "base/cpu.h"
+#include "kernels/gemm_tile.h"
 #include "model/weights.h"
 
 #define NVFP4_GROUP 16 /* elements that share a scale byte */
@@ -15,12 +17,25 @@ static double matrix_bytes(const struct weight *w)
     return row * w->n;
 }
 
+/* By the kernel that really runs: a type or mode that this level has no instructions for goes through fp32.
+ */
 static enum checkkern_unit unit_of(const struct weight *w, enum compute compute)
 {
-    if (compute == COMPUTE_STRICT || compute == COMPUTE_W4A4 || w->type == WEIGHT_F16 ||
-        w->type == WEIGHT_F32)
+    switch (gemm_form_for(gemm_table_for(cpu_level()), w->type, compute)) {
+    case GEMM_BF16:
+    case GEMM_I16: /* its peak is what stands under bf16 at that level */
+        return CHECKKERN_BF16;
+    case GEMM_I8:
+        return CHECKKERN_I8;
+    default:
         return CHECKKERN_F32;
-    return compute == COMPUTE_INT8 && w->type == WEIGHT_NVFP4 ? CHECKKERN_I8 : CHECKKERN_BF16;
+    }
+}
+
+/* Products of attention: in fp32 with an fp32 cache, and wherever there are none of bf16. */
+static enum checkkern_unit attention_unit(enum kv_type kv)
+{
+    return kv == KV_F32 || cpu_level() < CPU_AVX512 ? CHECKKERN_F32 : CHECKKERN_BF16;
 }
 
 struct count {
@@ -68,9 +83,8 @@ static void add_attention(struct bench_work *w, const struct model *m, const str
         for (int t = b->seq_start[i]; t < b->seq_start[i + 1]; t++)
             pairs += b->pos[t] + 1;
     }
-    enum checkkern_unit unit = model_kv_type(m) == KV_F32 ? CHECKKERN_F32 : CHECKKERN_BF16;
     w->kv_bytes += keys * (double)model_kv_block_bytes(m) / KV_BLOCK;
-    w->flops[unit] += 4.0 * pairs * c->n_head * c->head_dim * c->n_layer;
+    w->flops[attention_unit(model_kv_type(m))] += 4.0 * pairs * c->n_head * c->head_dim * c->n_layer;
 }
 
 void bench_work_add(struct bench_work *w, const struct model *m, enum compute compute, const struct batch *b,

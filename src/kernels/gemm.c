@@ -281,8 +281,9 @@ static void set_block_rows(struct gemm_block *b, const struct gemm_blocks *block
         in_place &= j->row[first + i] == j->row[first] + i;
     b->x = in_place ? j->x->bf16 + gemm_job_row(j, first) : copies;
     b->x_stride = (size_t)j->x->k_pad;
+    b->x_tiled = ready && block->copy;
     for (int i = 0; !in_place && i < b->n_row; i++)
-        gemm_copy_row(block, j, first + i, copies + (size_t)i * b->x_stride);
+        gemm_copy_row(block, j, first + i, copies + (size_t)i * b->x_stride, GEMM_BLOCK_STEP);
 }
 
 /* The same rows of floats or integers, wherever they lie. */

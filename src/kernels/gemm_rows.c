@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#define FEW_ROWS 16 /* so many are copied by each item rather than by a run of the pool of their own */
-#define GRAIN    16 /* rows that make a ticket worth drawing */
+#define FEW_ROWS GEMM_BLOCK_TILE /* so many are copied by each item, not by a run of the pool */
+#define GRAIN    16              /* rows that make a ticket worth drawing */
 
 const struct gemm_blocks *gemm_blocks_for(const struct gemm_table *table, enum compute mode,
                                           const struct gemm_job *j)
@@ -12,11 +12,12 @@ const struct gemm_blocks *gemm_blocks_for(const struct gemm_table *table, enum c
     return b->fn && j->m >= b->least_row ? b : NULL;
 }
 
-void gemm_copy_row(const struct gemm_blocks *block, const struct gemm_job *j, int i, uint16_t *to)
+void gemm_copy_row(const struct gemm_blocks *block, const struct gemm_job *j, int i, uint16_t *to,
+                   size_t step)
 {
     const uint16_t *from = j->x->bf16 + gemm_job_row(j, i);
     if (block->copy)
-        block->copy(to, from, (int)gemm_block_row(j));
+        block->copy(to, from, (int)gemm_block_row(j), step);
     else
         memcpy(to, from, gemm_block_row(j) * sizeof(*to));
 }
@@ -34,6 +35,19 @@ struct line_up {
     int n_line;
 };
 
+/* Row i of a line to its place in a tile; the last one fills up its tile with zeros, for whose products
+ * nobody asks. */
+static void copy_to_tile(const struct line *l, int i)
+{
+    const size_t step = GEMM_BLOCK_TILE * GEMM_BLOCK_STEP, row = gemm_block_row(l->from);
+    uint16_t *tile = l->to + (size_t)(i / GEMM_BLOCK_TILE * GEMM_BLOCK_TILE) * (size_t)l->from->x->k_pad;
+    gemm_copy_row(l->block, l->from, i, tile + i % GEMM_BLOCK_TILE * GEMM_BLOCK_STEP, step);
+    for (int pad = i + 1; i == l->from->m - 1 && pad % GEMM_BLOCK_TILE; pad++)
+        for (size_t k = 0; k < row; k += GEMM_BLOCK_STEP)
+            memset(tile + pad % GEMM_BLOCK_TILE * GEMM_BLOCK_STEP + k * GEMM_BLOCK_TILE, 0,
+                   GEMM_BLOCK_STEP * sizeof(*tile));
+}
+
 static void copy_rows(void *arg, int begin, int end, int worker)
 {
     (void)worker;
@@ -44,7 +58,11 @@ static void copy_rows(void *arg, int begin, int end, int worker)
             l++;
         const struct line *at = &u->line[l];
         int row = i - at->first;
-        gemm_copy_row(at->block, at->from, row, at->to + (size_t)row * (size_t)at->from->x->k_pad);
+        if (at->block->copy)
+            copy_to_tile(at, row);
+        else
+            gemm_copy_row(at->block, at->from, row, at->to + (size_t)row * (size_t)at->from->x->k_pad,
+                          GEMM_BLOCK_STEP);
     }
 }
 
@@ -74,7 +92,8 @@ const struct gemm_job *gemm_line_up(const struct gemm_table *table, struct pool 
         bool shared =
             last >= 0 && same_rows(&job[last], &job[i]) && line[u.n_line - 1].block->copy == block->copy;
         if (!shared) { /* q, k and v have theirs in common */
-            size_t n = (size_t)job[i].m * (size_t)job[i].x->k_pad;
+            size_t n_row_up = ((size_t)job[i].m + GEMM_BLOCK_TILE - 1) / GEMM_BLOCK_TILE * GEMM_BLOCK_TILE;
+            size_t n = n_row_up * (size_t)job[i].x->k_pad;
             line[u.n_line++] =
                 (struct line){block, &job[i], arena_alloc(scratch, n, sizeof(uint16_t)), n_row};
             n_row += job[i].m;

@@ -17,12 +17,13 @@ static inline size_t gemm_job_row(const struct gemm_job *j, int i)
 {
     return (size_t)(j->row ? j->row[i] : i) * (size_t)j->x->k_pad;
 }
-/* One row of the job to `to`. */
-void gemm_copy_row(const struct gemm_blocks *block, const struct gemm_job *j, int i, uint16_t *to);
+/* One row of the job to `to`, GEMM_BLOCK_STEP elements every `step`. */
+void gemm_copy_row(const struct gemm_blocks *block, const struct gemm_job *j, int i, uint16_t *to,
+                   size_t step);
 
 /* The jobs again, where those with many rows that blocks would have to copy have them in the right form and
- * order already: once for all items of a job, by the whole pool. ready[i] tells which; memory is from the
- * arena. */
+ * order already, in tiles where the block has a copy function: once for all items of a job, by the whole
+ * pool. ready[i] tells which; memory is from the arena. */
 const struct gemm_job *gemm_line_up(const struct gemm_table *table, struct pool *pool, struct arena *scratch,
                                     enum compute mode, const struct gemm_job *job, int n_job, bool *ready);
 

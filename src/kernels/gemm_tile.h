@@ -40,8 +40,9 @@ struct gemm_block {
     const uint8_t *panel[2]; /* as in a tile                                            */
     size_t next;             /* bytes from each to the panel that comes after it        */
     int n_panel, k;
-    const uint16_t *x; /* BF16: (n_row, x_stride), zero from k on up to a multiple of 32      */
-    size_t x_stride;
+    const uint16_t *x;         /* BF16: (n_row, x_stride), zero from k on up to a multiple of 32      */
+    size_t x_stride;           /* a multiple of 32                                                    */
+    bool x_tiled;              /* the same in tiles: see gemm_copy_fn                                 */
     const void *const *row;    /* others: (n_row) rows                                      */
     const void *const *group;  /* I8: (n_row) rows of struct i8_group, I16: of i16_group    */
     const float *const *scale; /* I8: (n_row) rows of one for each 64 of k                  */
@@ -51,8 +52,12 @@ struct gemm_block {
 };
 typedef void gemm_block_fn(const struct gemm_block *b);
 
-/* One row of bf16 as a block wants it; n: a multiple of 32. */
-typedef void gemm_copy_fn(uint16_t *to, const uint16_t *x, int n);
+/* One row of bf16 as a block wants it, GEMM_BLOCK_STEP elements every `step` elements; n: a multiple of
+ * GEMM_BLOCK_STEP. More than GEMM_BLOCK_TILE rows go into tiles, so that what a step of K takes of 16 rows is
+ * in one piece: (rows / 16, x_stride / 32, 16, 32), the last rows filled up with zeros. */
+#define GEMM_BLOCK_STEP 32
+#define GEMM_BLOCK_TILE 16
+typedef void gemm_copy_fn(uint16_t *to, const uint16_t *x, int n, size_t step);
 
 /* Blocks of one weight type and form of x, in place of tiles from least_row rows on. */
 struct gemm_blocks {
@@ -62,8 +67,8 @@ struct gemm_blocks {
     float unit;         /* of its sums, a power of two                                */
 };
 
-/* Of BF16: two blocks of 64 k of both panels, expanded. Of others: a stretch of K, and unfinished sums. */
-#define GEMM_BLOCK_BF16_BYTES (8 * 1024)
+/* Of BF16: four blocks of 64 k of both panels, expanded. Of others: a stretch of K, and unfinished sums. */
+#define GEMM_BLOCK_BF16_BYTES (16 * 1024)
 #define GEMM_BLOCK_WIDE_BYTES (50 * 1024)
 static inline size_t gemm_block_decode_bytes(enum gemm_form form)
 {

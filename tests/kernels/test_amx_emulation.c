@@ -84,34 +84,42 @@ static void emulate_dpbf16(int c, int a, int b)
 #define TILE_LOAD(n, from, stride) emulate_load(n, from, stride)
 #define TILE_STORE(n, to, stride)  emulate_store(n, to, stride)
 #define TILE_DPBF16(c, a, b)       emulate_dpbf16(c, a, b)
-#define EXPAND                     emulate_fold_in
 #include "kernels/cpu/block_bf16_amx.h"
-#include "kernels/cpu/nvfp4_fold.h"
 #include "kernels/weight_layout.h"
 
-/* gemm_nvfp4_fold_in, element by element. */
-static void emulate_fold_in(const uint8_t *block, int n_group, uint8_t *line, const uint8_t *ahead)
+/* What kernels/cpu/nvfp4_fold.h does, element by element. */
+struct fold {
+    bool open;
+};
+
+static struct fold fold_open(void)
+{
+    return (struct fold){true};
+}
+
+static void fold_group(const struct fold *f, const uint8_t *block, int g, uint8_t *line, const uint8_t *ahead)
 {
     (void)ahead;
-    for (int g = 0; g < n_group; g++)
-        for (int row = 0; row < WEIGHT_PANEL; row++)
-            for (int k = 0; k < FP4_GROUP; k++) {
-                static const int nibble_of_k[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-                int nibble = nibble_of_k[k % 8];
-                uint8_t byte = block[nvfp4_codes_at(g) + (size_t)(64 * (k / 8) + 4 * row + nibble / 2)];
-                float w = fp4_e2m1_value[byte >> (nibble % 2 * 4) & 15] *
-                          fp4_e4m3_value[block[nvfp4_scale_at(g) + (size_t)row]] * 0x1p-108f;
-                uint16_t bits = bf16_from_float(w);
-                assert_true(bf16_to_float(bits) == w); /* folding is exact */
-                memcpy(line + 512 * g + 64 * (k / 2) + 4 * row + 2 * (k % 2), &bits, sizeof(bits));
-            }
+    assert_true(f->open);
+    for (int row = 0; row < WEIGHT_PANEL; row++)
+        for (int k = 0; k < FP4_GROUP; k++) {
+            static const int nibble_of_k[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+            int nibble = nibble_of_k[k % 8];
+            uint8_t byte = block[nvfp4_codes_at(g) + (size_t)(64 * (k / 8) + 4 * row + nibble / 2)];
+            float w = fp4_e2m1_value[byte >> (nibble % 2 * 4) & 15] *
+                      fp4_e4m3_value[block[nvfp4_scale_at(g) + (size_t)row]] * 0x1p-108f;
+            uint16_t bits = bf16_from_float(w);
+            assert_true(bf16_to_float(bits) == w); /* folding is exact */
+            memcpy(line + 64 * (k / 2) + 4 * row + 2 * (k % 2), &bits, sizeof(bits));
+        }
 }
 
 /* gemm_nvfp4_raise. */
-static void emulate_raise(uint16_t *to, const uint16_t *x, int n)
+static void emulate_raise(uint16_t *to, const uint16_t *x, int n, size_t step)
 {
     for (int i = 0; i < n; i++)
-        to[i] = bf16_from_float(flush(bf16_to_float(x[i])) * 0x1p64f);
+        to[(size_t)(i / GEMM_BLOCK_STEP) * step + (size_t)(i % GEMM_BLOCK_STEP)] =
+            bf16_from_float(flush(bf16_to_float(x[i])) * 0x1p64f);
 }
 #include "kernels/cpu/block_folded_amx.h"
 
@@ -126,6 +134,7 @@ struct block_case {
     uint8_t *decode;
     uint16_t *x;      /* (MAX_ROWS, x_stride) */
     uint16_t *raised; /* the same as blocks of NVFP4 want it */
+    uint16_t *tiled;  /* and as they want more than 16 rows: those of the last run */
     float *sum;
 };
 
@@ -159,7 +168,8 @@ static void make_case(struct block_case *c, uint64_t *seed, enum weight_type typ
     for (size_t i = 0; i < MAX_ROWS * stride; i++)
         c->x[i] = i % stride < (size_t)k ? bf16_from_float(test_random_float(seed)) : 0;
     c->raised = aligned(MAX_ROWS * stride * sizeof(*c->raised));
-    emulate_raise(c->raised, c->x, (int)(MAX_ROWS * stride));
+    emulate_raise(c->raised, c->x, (int)(MAX_ROWS * stride), GEMM_BLOCK_STEP);
+    c->tiled = aligned((MAX_ROWS + TILE_ROW) * stride * sizeof(*c->tiled));
     c->decode = aligned(gemm_block_decode_bytes(GEMM_BF16));
     c->sum = aligned(2 * (size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL * sizeof(*c->sum));
     size_t panel = weight_panel_bytes(&c->w);
@@ -177,16 +187,37 @@ static void free_case(struct block_case *c)
     free(c->w.data);
     free(c->x);
     free(c->raised);
+    free(c->tiled);
     free(c->decode);
     free(c->sum);
 }
 
-static void run_block(struct block_case *c, int first, int n_row)
+/* Rows of the case from `first` on; blocks of NVFP4 take many in tiles. */
+static void set_rows(struct block_case *c, int first, int n_row, bool tiled)
 {
-    c->b.x = (c->w.type == WEIGHT_NVFP4 ? c->raised : c->x) + (size_t)first * c->b.x_stride;
+    const size_t stride = c->b.x_stride;
+    c->b.x = (c->w.type == WEIGHT_NVFP4 ? c->raised : c->x) + (size_t)first * stride;
     c->b.n_row = n_row;
+    c->b.x_tiled = tiled;
+    if (!tiled)
+        return;
+    memset(c->tiled, 0, (size_t)(MAX_ROWS + TILE_ROW) * stride * sizeof(*c->tiled));
+    for (int r = 0; r < n_row; r++)
+        emulate_raise(c->tiled + (size_t)(r / TILE_ROW * TILE_ROW) * stride + (size_t)(r % TILE_ROW * TILE_K),
+                      c->x + (size_t)(first + r) * stride, (int)stride, TILE_ROW * TILE_K);
+    c->b.x = c->tiled;
+}
+
+static void poison_sums(struct block_case *c)
+{
     for (int i = 0; i < 2 * GEMM_BLOCK_ROW * WEIGHT_PANEL; i++)
         c->sum[i] = POISON;
+}
+
+static void run_block(struct block_case *c, int first, int n_row, bool tiled)
+{
+    set_rows(c, first, n_row, tiled);
+    poison_sums(c);
     if (c->w.type == WEIGHT_NVFP4)
         block_folded(&c->b);
     else
@@ -232,7 +263,7 @@ static void check_sums(const struct block_case *c, int first, int n_row)
 {
     float *w = aligned((size_t)c->w.k * sizeof(*w)), unit_of_sums = 1.0f;
     if (c->w.type == WEIGHT_NVFP4)
-        unit_of_sums = NVFP4_FOLD_UNIT;
+        unit_of_sums = FOLDED_UNIT;
     for (int col = 0; col < c->b.n_panel * WEIGHT_PANEL; col++) {
         read_row(c, col, w);
         for (int row = 0; row < n_row; row++) {
@@ -260,7 +291,7 @@ static void check_type(enum weight_type type, int k_unit)
         make_case(&c, &seed, type, k_unit * (1 + (int)(test_random(&seed) % (uint64_t)(320 / k_unit))));
         c.b.n_panel = 1 + round % 2;
         int n = n_row[round / 2], first = (int)(test_random(&seed) % (uint64_t)(MAX_ROWS - n + 1));
-        run_block(&c, first, n);
+        run_block(&c, first, n, type == WEIGHT_NVFP4 && (n > TILE_ROW || round % 3 == 0));
         check_sums(&c, first, n);
         free_case(&c);
     }
@@ -284,32 +315,29 @@ static void never_called(const struct gemm_tile *t)
     fail_msg("a tile of few rows, where blocks take any number");
 }
 
-/* Through the grouped product: rows picked by index, more of them than a block has, gate with up. */
-static void test_grouped(void **state)
+/* Through the grouped product: rows picked by index, more of them than a block has, gate with up; and each
+ * row alone, to the same bits. */
+static void check_grouped(const struct gemm_table *table, int n_thread, int n_round, int k_most)
 {
-    enum { M = GEMM_BLOCK_ROW + 37, N = 40, K = 48 };
-    (void)state;
+    enum { N = 40 };
     uint64_t seed = 5;
-    struct gemm_table table = *gemm_table_for(cpu_level() < CPU_AVX512 ? cpu_level() : CPU_AVX512);
-    table.tile[WEIGHT_NVFP4][GEMM_BF16] = table.tile[WEIGHT_BF16][GEMM_BF16] = never_called;
-    table.block[WEIGHT_NVFP4][GEMM_BF16] =
-        (struct gemm_blocks){block_folded, 1, emulate_raise, NVFP4_FOLD_UNIT};
-    table.block[WEIGHT_BF16][GEMM_BF16] = (struct gemm_blocks){block_bf16, 1, NULL, 1.0f};
     struct pool *pool;
     struct arena arena;
-    assert_int_equal(pool_open(&pool, 1, NULL), NYB_OK); /* there is one emulated unit */
+    assert_int_equal(pool_open(&pool, n_thread, NULL), NYB_OK);
     arena_init(&arena, 1 << 20);
-    for (int round = 0; round < 8; round++) {
+    for (int round = 0; round < n_round; round++) {
+        const int K = 16 * (1 + (int)(test_random(&seed) % (uint64_t)(k_most / 16)));
+        const int M = GEMM_BLOCK_ROW + (round % 4 < 2 ? 37 : 5); /* the last block: in tiles, whole or not */
         struct block_case c;
         make_case(&c, &seed, round % 2 ? WEIGHT_BF16 : WEIGHT_NVFP4, K);
-        float *x = arena_alloc(&arena, (size_t)M * K, sizeof(*x));
-        int32_t *row = arena_alloc(&arena, M, sizeof(*row));
+        float *x = arena_alloc(&arena, (size_t)M * (size_t)K, sizeof(*x));
+        int32_t *row = arena_alloc(&arena, (size_t)M, sizeof(*row));
         for (int i = 0; i < M * K; i++)
             x[i] = test_random_float(&seed);
         for (int i = 0; i < M; i++)
             row[i] = round & 4 ? (i * 5 + 3) % M : i;
         struct operand op;
-        gemm_prepare_with(&table, pool, &arena, COMPUTE_BF16, x, M, K, &op);
+        gemm_prepare_with(table, pool, &arena, COMPUTE_BF16, x, M, K, &op);
         float *y[2], *again = arena_alloc(&arena, (size_t)M * N, sizeof(*again));
         for (int pass = 0; pass < 2; pass++) { /* all rows at once, for two jobs; each alone */
             y[pass] = arena_alloc(&arena, (size_t)M * N, sizeof(**y));
@@ -320,7 +348,7 @@ static void test_grouped(void **state)
                 job[0].y = y[pass] + i * N;
                 job[1] = job[0];
                 job[1].y = again;
-                gemm_run_with(&table, pool, &arena, COMPUTE_BF16, job, pass ? 1 : 2);
+                gemm_run_with(table, pool, &arena, COMPUTE_BF16, job, pass ? 1 : 2);
             }
         }
         for (int i = 0; i < M; i++) {
@@ -332,6 +360,24 @@ static void test_grouped(void **state)
     }
     arena_free(&arena);
     pool_close(pool);
+}
+
+static void test_grouped(void **state)
+{
+    (void)state;
+    struct gemm_table table = *gemm_table_for(cpu_level() < CPU_AVX512 ? cpu_level() : CPU_AVX512);
+    table.tile[WEIGHT_NVFP4][GEMM_BF16] = table.tile[WEIGHT_BF16][GEMM_BF16] = never_called;
+    table.block[WEIGHT_NVFP4][GEMM_BF16] = (struct gemm_blocks){block_folded, 1, emulate_raise, FOLDED_UNIT};
+    table.block[WEIGHT_BF16][GEMM_BF16] = (struct gemm_blocks){block_bf16, 1, NULL, 1.0f};
+    check_grouped(&table, 1, 16, 48); /* there is one emulated unit */
+}
+
+static void test_grouped_hardware(void **state)
+{
+    (void)state;
+    if (cpu_level() < CPU_AMX)
+        skip();
+    check_grouped(gemm_table_for(CPU_AMX), 4, 16, 1024);
 }
 
 /* The real unit rounds as the emulator does, so that what holds here holds there. */
@@ -346,9 +392,9 @@ static void test_hardware(void **state)
         enum weight_type type = round % 2 ? WEIGHT_BF16 : WEIGHT_NVFP4;
         struct block_case c;
         make_case(&c, &seed, type, 16 * (1 + (int)(test_random(&seed) % 40)));
-        c.b.n_row = 1 + (int)(test_random(&seed) % MAX_ROWS);
-        for (int i = 0; i < 2 * GEMM_BLOCK_ROW * WEIGHT_PANEL; i++)
-            c.sum[i] = POISON;
+        int n = 1 + (int)(test_random(&seed) % MAX_ROWS);
+        set_rows(&c, 0, n, type == WEIGHT_NVFP4 && n > TILE_ROW);
+        poison_sums(&c);
         table->block[type][GEMM_BF16].fn(&c.b);
         check_sums(&c, 0, c.b.n_row);
         free_case(&c);
@@ -362,6 +408,7 @@ int main(void)
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_grouped),
         cmocka_unit_test(test_hardware),
+        cmocka_unit_test(test_grouped_hardware),
     };
     return cmocka_run_group_tests(test, NULL, NULL);
 }

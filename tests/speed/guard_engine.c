@@ -21,7 +21,7 @@ static struct params resolve(struct arena *arena, const struct nyb_sampling *s, 
 
 /* ---- the sampler --------------------------------------------------------------------------------- */
 
-struct draw {
+struct sampling {
     struct sampler *sampler;
     struct params p;
     struct sampler_input in;
@@ -33,7 +33,7 @@ struct draw {
 /* a: 0 greedy, 1 top_p, 2 top_k and top_p, 3 min_p. */
 static void *open_draw(const struct guard_env *env, const struct guard_case *c)
 {
-    struct draw *d = arena_calloc(env->arena, 1, sizeof(*d));
+    struct sampling *d = arena_calloc(env->arena, 1, sizeof(*d));
     float *logits = arena_alloc(env->arena, VOCAB, sizeof(*logits));
     uint64_t seed = 1;
     struct nyb_sampling s;
@@ -63,7 +63,7 @@ static void *open_draw(const struct guard_env *env, const struct guard_case *c)
 
 static void call_draw(void *state)
 {
-    struct draw *d = state;
+    struct sampling *d = state;
     /* A copy within the call that is counted, the second, would be most of it. */
     d->in.logits = d->row[d->n_call & 1];
     if (d->n_call++ > 1)
@@ -73,7 +73,7 @@ static void call_draw(void *state)
 
 static void close_draw(void *state)
 {
-    struct draw *d = state;
+    struct sampling *d = state;
     sampler_close(d->sampler);
 }
 

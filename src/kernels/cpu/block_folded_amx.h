@@ -1,11 +1,13 @@
-/* Blocks of NVFP4 on the matrix unit, in terms of TILE_* and EXPAND statements: the machine's, or a test's
- * emulator.
+/* Blocks of NVFP4 on the matrix unit, in terms of TILE_* statements and of struct fold, fold_open and
+ * fold_group: the machine's (nvfp4_fold.h), or a test's emulator.
  *
  * Block scales are folded into the weights, which is exact in bf16 (two bits of code times four of scale), so
- * that a tile spans 32 k and its sums stay in the unit. A panel is expanded a step ahead of the products,
- * again for each 64 rows, so that it stays in the first cache. One row goes the same way as many: expanding
- * takes less vector work than the products of one row would. Each output is one chain: for each 32 k, the
- * products of even k and those of odd k in two chains of fma from zero; then sum += even + odd.
+ * that a tile spans 32 k and its sums stay in the unit. A panel is expanded again for each 64 rows, so that
+ * it stays in the first cache, a step or two ahead of the products and a group at a time between them: side
+ * by side in the program, as the processor does not look far enough ahead to put them so itself. One row goes
+ * the same way as many: expanding takes less vector work than the products of one row would. Each output is
+ * one chain: for each 32 k, the products of even k and those of odd k in two chains of fma from zero; then
+ * sum += even + odd.
  *
  * What is expanded is 2^-108 of the weight (folding is done in fp16 and its exponent is taken over as it is),
  * and rows of x come times 2^64, so that products stay clear of subnormals, which the unit drops. */
@@ -16,75 +18,125 @@
 #include "kernels/cpu/block_bf16_amx.h"
 #include "kernels/weight_layout.h"
 
-#define FOLDED_STEP  64 /* of K, expanded at a time: a block of weights, two tiles */
-#define FOLDED_BYTES (FOLDED_STEP / TILE_K * TILE_BYTES)
-#define FOLDED_RING  2 /* steps of a panel that are kept */
-#define FOLDED_FETCH 8 /* steps ahead of the expanding that weights are sent for: 4.5 KB */
+#define FOLDED_UNIT   0x1p44f /* of the sums of both */
+#define FOLDED_STEP   64      /* of K, expanded at a time: a block of weights, two tiles */
+#define FOLDED_GROUPS (FOLDED_STEP / FP4_GROUP)
+#define FOLDED_BYTES  ((size_t)FOLDED_STEP / TILE_K * TILE_BYTES)
+#define FOLDED_RING   4 /* steps of a panel that are kept */
+#define FOLDED_FETCH  8 /* steps ahead of the expanding that weights are sent for: 4.5 KB */
 
-static inline int folded_steps(const struct gemm_block *b)
-{
-    return (b->k + FOLDED_STEP - 1) / FOLDED_STEP;
-}
+_Static_assert(2 * FOLDED_RING * FOLDED_BYTES <= GEMM_BLOCK_BF16_BYTES, "memory of the caller");
+_Static_assert(TILE_K == GEMM_BLOCK_STEP && TILE_ROW == GEMM_BLOCK_TILE, "rows in tiles");
 
 static inline int folded_tiles(const struct gemm_block *b)
 {
     return (b->k + TILE_K - 1) / TILE_K;
 }
 
-/* Where tile h of panel p is once it is expanded. */
-INLINE uint8_t *folded_tile(const struct gemm_block *b, int p, int h)
+/* A panel on its way through the unit. */
+struct folded {
+    const uint8_t *panel, *follow; /* follow: the panel that comes next, less the bytes of this one */
+    uint8_t *ring;
+    int n_group, n_step;
+    struct fold fold;
+};
+
+INLINE struct folded folded_open(const struct gemm_block *b, int p)
 {
-    return b->decode + (size_t)p * FOLDED_RING * FOLDED_BYTES + (size_t)(h % (2 * FOLDED_RING)) * TILE_BYTES;
+    struct folded w = {.panel = b->panel[p],
+                       .ring = b->decode + (size_t)p * FOLDED_RING * FOLDED_BYTES,
+                       .n_group = b->k / FP4_GROUP,
+                       .n_step = (b->k + FOLDED_STEP - 1) / FOLDED_STEP,
+                       .fold = fold_open()};
+    w.follow = b->panel[p] + b->next - (size_t)w.n_step * NVFP4_BLOCK_BYTES;
+    return w;
 }
 
-/* The weights of a step; past the end, in the panel that comes next. */
-INLINE const uint8_t *folded_block(const struct gemm_block *b, int p, int step)
+/* Where tile h is once it is expanded. */
+INLINE uint8_t *folded_tile(const struct folded *w, int h)
 {
-    const uint8_t *panel = b->panel[p];
-    const int n = folded_steps(b);
-    if (step >= n) {
-        panel += b->next;
-        step = step - n < n ? step - n : n - 1;
+    return w->ring + (size_t)(h % (2 * FOLDED_RING)) * TILE_BYTES;
+}
+
+/* Steps that expanding is ahead of the products. With few rows there are few products to wait for: loads of
+ * tiles then come too soon after the stores that they read. */
+#define FOLDED_AHEAD_FEW  2
+#define FOLDED_AHEAD_MANY 1
+_Static_assert(FOLDED_AHEAD_FEW + 2 <= FOLDED_RING, "a step in use and the loads of the next");
+
+/* Group g (literal) of a step, if there is one; a last tile of one group is filled up with zeros. */
+INLINE void folded_group(const struct folded *w, int step, const int g)
+{
+    const int group = FOLDED_GROUPS * step + g, then = step + FOLDED_FETCH;
+    uint8_t *to = folded_tile(w, 2 * step) + (size_t)g * (TILE_BYTES / 2);
+    if (group < w->n_group) {
+        const uint8_t *block = w->panel + (size_t)step * NVFP4_BLOCK_BYTES;
+        const uint8_t *from = then < w->n_step ? w->panel : w->follow;
+        fold_group(&w->fold, block, g, to, from + (size_t)then * NVFP4_BLOCK_BYTES);
+    } else if (group == w->n_group && g % 2) {
+        memset(to, 0, TILE_BYTES / 2);
     }
-    return panel + (size_t)step * NVFP4_BLOCK_BYTES;
 }
 
-/* A step of panel p, if there is one; a last tile of one group is filled up with zeros. */
-INLINE void folded_expand(const struct gemm_block *b, int p, int step)
+/* The first n steps. */
+INLINE void folded_first(const struct folded *w, const int n)
 {
-    const int left = b->k / FP4_GROUP - step * (FOLDED_STEP / FP4_GROUP), n = left < 4 ? left : 4;
-    if (n <= 0)
-        return;
-    uint8_t *to = folded_tile(b, p, 2 * step);
-    EXPAND(folded_block(b, p, step), n, to, folded_block(b, p, step + FOLDED_FETCH));
-    if (n % 2)
-        memset(to + n * (TILE_BYTES / 2), 0, TILE_BYTES / 2);
+    for (int step = 0; step < n; step++) {
+        UNROLL
+        for (int g = 0; g < FOLDED_GROUPS; g++)
+            folded_group(w, step, g);
+    }
 }
 
-_Static_assert(2 * FOLDED_RING * FOLDED_BYTES <= GEMM_BLOCK_BF16_BYTES, "memory of the caller");
+/* What is expanded after product t of the n that a step has. */
+INLINE void folded_share(const struct folded *w, int step, const int t, const int n)
+{
+    UNROLL
+    for (int g = 0; g < FOLDED_GROUPS; g++)
+        if (g * n / FOLDED_GROUPS == t)
+            folded_group(w, step, g);
+}
 
 /* ---- up to 16 rows: both panels together ------------------------------------------------------- */
+
+/* Tile h, number z of its step, with both panels; half of a step to come is expanded between the products.
+ * Tiles 0, 1: sums; 4: x; 6, 7: weights. */
+#define FOLDED_FEW_TURN(h, z)                                          \
+    do {                                                               \
+        TILE_LOAD(4, x + (size_t)(h)*x_step, x_line);                  \
+        TILE_LOAD(6, folded_tile(&w[0], h), line);                     \
+        TILE_DPBF16(0, 4, 6);                                          \
+        folded_group(&w[0], step + FOLDED_AHEAD_FEW, 2 * (z));         \
+        folded_group(&w[0], step + FOLDED_AHEAD_FEW, 2 * (z) + 1);     \
+        if (P == 2) {                                                  \
+            TILE_LOAD(7, folded_tile(&w[1], h), line);                 \
+            TILE_DPBF16(1, 4, 7);                                      \
+            folded_group(&w[1], step + FOLDED_AHEAD_FEW, 2 * (z));     \
+            folded_group(&w[1], step + FOLDED_AHEAD_FEW, 2 * (z) + 1); \
+        }                                                              \
+    } while (0)
 
 INLINE void folded_few(const struct gemm_block *b, const int P)
 {
     const int n_tile = folded_tiles(b);
-    const size_t stride = b->x_stride * sizeof(*b->x);
+    const size_t line = TILE_LINE, x_line = b->x_tiled ? TILE_LINE : b->x_stride * sizeof(*b->x);
+    const size_t x_step = b->x_tiled ? TILE_ROW * TILE_K : TILE_K;
+    const struct folded w[2] = {folded_open(b, 0), folded_open(b, P - 1)};
+    const uint16_t *x = b->x;
     walk_open(1, P);
     for (int p = 0; p < P; p++)
-        folded_expand(b, p, 0);
-    for (int h = 0; h < n_tile; h++) {
-        for (int p = 0; h % 2 == 0 && p < P; p++)
-            folded_expand(b, p, h / 2 + 1);
-        const struct tile_feed feed = {.base = {folded_tile(b, 0, h), folded_tile(b, 1, h)}, .n_whole = 1};
-        multiply(&feed, 1, P, b->x + (size_t)h * TILE_K, stride, 0);
+        folded_first(&w[p], FOLDED_AHEAD_FEW);
+    for (int h = 0, step = 0; h < n_tile; h += 2, step++) {
+        FOLDED_FEW_TURN(h, 0);
+        if (h + 1 < n_tile)
+            FOLDED_FEW_TURN(h + 1, 1);
     }
     walk_close(b->sum, 1, P);
 }
 
 /* ---- more rows: a panel at a time -------------------------------------------------------------- */
 
-/* Tiles 0 .. 3: sums of up to 64 rows; 4, 5: x, of two times 16 rows in turn; 6, 7: the panel, in turn. The
- * last 16 rows may overlap with those before, to the same bits. */
+/* Tiles 0 .. 3: sums of up to 64 rows; 4, 5: x, of two times 16 rows in turn; 6, 7: the panel, in turn. */
 static inline void folded_configure(struct tile_config *c)
 {
     *c = (struct tile_config){.palette = 1};
@@ -94,52 +146,56 @@ static inline void folded_configure(struct tile_config *c)
     }
 }
 
-#define FOLDED_LOAD_X(tile, i, h) TILE_LOAD(tile, x[i] + (size_t)(h)*TILE_K, stride)
-#define FOLDED_LOAD_W(tile, h)    TILE_LOAD(tile, folded_tile(b, p, h), line)
+#define FOLDED_LOAD_X(tile, i, h) TILE_LOAD(tile, x[i] + (size_t)(h) * (TILE_ROW * TILE_K), line)
+#define FOLDED_LOAD_W(tile, h)    TILE_LOAD(tile, folded_tile(&w, h), line)
 
-/* Tile h, whose weights are in `now` and whose first x are in 4 and 5; what h + 1 begins with is loaded. */
-#define FOLDED_TURN(h, now, then)         \
-    do {                                  \
-        TILE_DPBF16(0, 4, now);           \
-        TILE_DPBF16(1, 5, now);           \
-        if (H > 2) {                      \
-            FOLDED_LOAD_X(4, 2, h);       \
-            TILE_DPBF16(2, 4, now);       \
-        }                                 \
-        if (H > 3) {                      \
-            FOLDED_LOAD_X(5, 3, h);       \
-            TILE_DPBF16(3, 5, now);       \
-        }                                 \
-        if ((h) + 1 < n_tile) {           \
-            FOLDED_LOAD_X(4, 0, (h) + 1); \
-            FOLDED_LOAD_X(5, 1, (h) + 1); \
-            FOLDED_LOAD_W(then, (h) + 1); \
-        }                                 \
+/* Tile h, number z of its step, whose weights are in `now` and whose first x are in 4 and 5; what h + 1
+ * begins with is loaded once the step to come has been expanded that far. */
+#define FOLDED_TURN(h, z, now, then)                                      \
+    do {                                                                  \
+        TILE_DPBF16(0, 4, now);                                           \
+        folded_share(&w, step + FOLDED_AHEAD_MANY, (z)*H, 2 * H);         \
+        TILE_DPBF16(1, 5, now);                                           \
+        folded_share(&w, step + FOLDED_AHEAD_MANY, (z)*H + 1, 2 * H);     \
+        if (H > 2) {                                                      \
+            FOLDED_LOAD_X(4, 2, h);                                       \
+            TILE_DPBF16(2, 4, now);                                       \
+            folded_share(&w, step + FOLDED_AHEAD_MANY, (z)*H + 2, 2 * H); \
+        }                                                                 \
+        if (H > 3) {                                                      \
+            FOLDED_LOAD_X(5, 3, h);                                       \
+            TILE_DPBF16(3, 5, now);                                       \
+            folded_share(&w, step + FOLDED_AHEAD_MANY, (z)*H + 3, 2 * H); \
+        }                                                                 \
+        if ((h) + 1 < n_tile) {                                           \
+            FOLDED_LOAD_X(4, 0, (h) + 1);                                 \
+            FOLDED_LOAD_X(5, 1, (h) + 1);                                 \
+            FOLDED_LOAD_W(then, (h) + 1);                                 \
+        }                                                                 \
     } while (0)
 
-/* Panel p against H times 16 rows from number 16 first on; 2 <= H <= 4. */
+/* Panel p against H tiles of rows from number `first` on; 2 <= H <= 4. */
 INLINE void folded_pass(const struct gemm_block *b, int p, int first, const int H)
 {
     const int n_tile = folded_tiles(b);
-    const size_t stride = b->x_stride * sizeof(*b->x), line = TILE_LINE;
+    const size_t line = TILE_LINE;
+    const struct folded w = folded_open(b, p);
     const uint16_t *x[4];
     float *sum[4];
     for (int i = 0; i < H; i++) {
-        int row = TILE_ROW * (first + i), last = b->n_row - TILE_ROW;
-        row = row < last ? row : last;
-        x[i] = b->x + (size_t)row * b->x_stride;
-        sum[i] = b->sum + (size_t)(p * GEMM_BLOCK_ROW + row) * WEIGHT_PANEL;
+        size_t row = (size_t)TILE_ROW * (size_t)(first + i);
+        x[i] = b->x + row * b->x_stride;
+        sum[i] = b->sum + ((size_t)p * GEMM_BLOCK_ROW + row) * WEIGHT_PANEL;
     }
     walk_open(2, 2);
-    folded_expand(b, p, 0);
+    folded_first(&w, FOLDED_AHEAD_MANY);
     FOLDED_LOAD_X(4, 0, 0);
     FOLDED_LOAD_X(5, 1, 0);
     FOLDED_LOAD_W(6, 0);
-    for (int h = 0; h < n_tile; h += 2) {
-        FOLDED_TURN(h, 6, 7);
-        folded_expand(b, p, h / 2 + 1);
+    for (int h = 0, step = 0; h < n_tile; h += 2, step++) {
+        FOLDED_TURN(h, 0, 6, 7);
         if (h + 1 < n_tile)
-            FOLDED_TURN(h + 1, 7, 6);
+            FOLDED_TURN(h + 1, 1, 7, 6);
     }
     TILE_STORE(0, sum[0], line);
     TILE_STORE(1, sum[1], line);

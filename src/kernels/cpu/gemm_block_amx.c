@@ -2,7 +2,7 @@
 #include "kernels/cpu/tile_amx.h"
 
 #include "kernels/cpu/nvfp4_fold.h"
-#define EXPAND gemm_nvfp4_fold_in
+
 #include "kernels/cpu/block_bf16_amx.h" /* in terms of the above */
 #include "kernels/cpu/block_folded_amx.h"
 #include "kernels/gemm_kernels.h"

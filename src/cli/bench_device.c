@@ -32,6 +32,7 @@ struct run {
     int32_t *best;          /* (largest batch) */
     int *active;            /* (n_layer) */
     uint8_t *seen;          /* (n_expert) */
+    float *logits;          /* (largest batch, vocab), where there is a trace */
     double read_rate;       /* bytes a second, the best of this run */
     struct kind kind[KINDS_MAX];
     int n_kind;
@@ -113,6 +114,22 @@ static enum nyb_code profile(struct run *r, const struct point *p, struct nyb_er
     return model_device_profile(r->o->model, &b, add_kind, r, err);
 }
 
+/* Every kernel of a run, in the order and the lanes in which they run. */
+static enum nyb_code trace(struct run *r, const struct point *p, struct nyb_err *err)
+{
+    const struct model_probe probe = {.arg = r->o->trace, .span = bench_profile_span};
+    int step = p->prefill ? r->o->chunk : 1;
+    bench_profile_start(r->o->trace, p->name);
+    for (int at = 0; at < p->n_tok; at += step) {
+        int n = p->n_tok - at < step ? p->n_tok - at : step;
+        struct batch b = bench_seqs_batch(&r->seqs, 0, p->batch, p->depth + at, n, true);
+        uint64_t begin = clock_ns();
+        TRY(model_forward(r->o->model, &b, r->logits, &probe, err));
+        bench_profile_step(r->o->trace, begin, clock_ns() - begin);
+    }
+    return NYB_OK;
+}
+
 static double profile_sum(const struct run *r)
 {
     double sum = 0;
@@ -191,6 +208,8 @@ static enum nyb_code run_repeats(struct run *r, const struct point *p, double *s
     for (int i = 0; i < r->o->repeat; i++)
         TRY(run_once(r, p, false, &seconds[i], err));
     TRY(measure_rate(r, err));
+    if (r->o->trace)
+        TRY(trace(r, p, err));
     return r->o->profile ? profile(r, p, err) : NYB_OK;
 }
 
@@ -253,6 +272,11 @@ static enum nyb_code open_run(struct run *r, struct nyb_err *err)
     r->active = mem_alloc((size_t)c->n_layer, sizeof(*r->active));
     r->seen = mem_alloc((size_t)c->moe.n_expert + 1, 1);
     r->results = json_array();
+    if (o->trace) {
+        r->logits = mem_try_alloc((size_t)batch * (size_t)c->vocab, sizeof(*r->logits));
+        if (!r->logits)
+            return err_set(err, NYB_E_MEMORY, "no memory for the logits of %d sequences", batch);
+    }
     TRY(bench_seqs_open(&r->seqs, o->model, batch, (int)len, rows > batch ? rows : batch, err));
     return measure_rate(r, err);
 }
@@ -292,5 +316,6 @@ enum nyb_code bench_device_run(const struct bench_device *o, struct nyb_err *err
     free(r.best);
     free(r.active);
     free(r.seen);
+    free(r.logits);
     return code;
 }

@@ -2,6 +2,7 @@
 #ifndef NYB_CLI_BENCH_DEVICE_H
 #define NYB_CLI_BENCH_DEVICE_H
 
+#include "cli/bench_profile.h"
 #include "model/model.h"
 
 struct bench_device {
@@ -12,6 +13,7 @@ struct bench_device {
     int gen, repeat, chunk;
     uint64_t seed;
     bool profile, json;
+    struct bench_profile *trace; /* open: one more run of each point is in it; or NULL */
 };
 
 /* Every point, printed as it is measured; with json one object at the end. */

@@ -17,8 +17,8 @@ struct run {
     struct detok **detok; /* (batch) or NULL */
     struct buf text;
     struct bench_profile profile;
-    uint64_t begin_ns; /* of the step */
-    uint64_t after_ns; /* when its forward pass was over */
+    uint64_t begin_ns;            /* of the step */
+    uint64_t before_ns, after_ns; /* its forward pass */
     bool measuring;
 };
 
@@ -30,15 +30,52 @@ static enum nyb_code reserve(void *self, int n_block, struct nyb_err *err)
     return model_kv_reserve(run->o->model, n_block, err);
 }
 
+static void begin_forward(struct run *run)
+{
+    run->before_ns = clock_ns();
+    if (run->measuring)
+        bench_profile_stage(&run->profile, -1, "schedule", run->before_ns - run->begin_ns);
+}
+
+/* A GPU's step is one stage: to be watched inside it would be run another way. */
+static void end_forward(struct run *run)
+{
+    run->after_ns = clock_ns();
+    if (run->measuring && model_device_name(run->o->model))
+        bench_profile_stage(&run->profile, -1, "the GPU's step", run->after_ns - run->before_ns);
+}
+
 static enum nyb_code forward(void *self, const struct batch *b, float *logits, struct nyb_err *err)
 {
     struct run *run = self;
     const struct model_probe probe = {.arg = &run->profile, .stage = bench_profile_stage};
-    if (run->measuring)
-        bench_profile_stage(&run->profile, -1, "schedule", clock_ns() - run->begin_ns);
-    enum nyb_code code = model_forward(run->o->model, b, logits, run->measuring ? &probe : NULL, err);
-    run->after_ns = clock_ns();
+    bool watched = run->measuring && !model_device_name(run->o->model);
+    begin_forward(run);
+    enum nyb_code code = model_forward(run->o->model, b, logits, watched ? &probe : NULL, err);
+    end_forward(run);
     return code;
+}
+
+static enum nyb_code draw(void *self, const struct batch *b, const struct draw *draw, int32_t *token,
+                          float *logits, struct nyb_err *err)
+{
+    struct run *run = self;
+    begin_forward(run);
+    enum nyb_code code = model_forward_draw(run->o->model, b, draw, token, logits, err);
+    end_forward(run);
+    return code;
+}
+
+static float *logits_alloc(void *self, size_t bytes)
+{
+    struct run *run = self;
+    return model_logits_alloc(run->o->model, bytes);
+}
+
+static void logits_free(void *self, float *logits)
+{
+    struct run *run = self;
+    model_logits_free(run->o->model, logits);
 }
 
 /* ---- requests ------------------------------------------------------------------------------------- */
@@ -201,7 +238,11 @@ enum nyb_code bench_engine_run(const struct bench_engine *o, double *seconds, st
                                   .vocab = model_config(o->model)->vocab,
                                   .pool = model_pool(o->model),
                                   .reserve = reserve,
-                                  .forward = forward};
+                                  .forward = forward,
+                                  .draw = model_can_draw(o->model) > 0 ? draw : NULL,
+                                  .most_top_k = model_can_draw(o->model),
+                                  .logits_alloc = logits_alloc,
+                                  .logits_free = logits_free};
     const struct step_options options = {.max_num_seqs = o->batch,
                                          .max_num_batched_tokens = (int)rows,
                                          .max_len = (int)len,

@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "cli/bench.h"
+#include "cli/bench_gpus.h"
 #include "cli/cli.h"
 #include "kernels/checkkern_cuda_group.h"
 #include "kernels/cuda/cuda_load.h"
@@ -17,16 +18,24 @@
 #define TIMEOUT_MS   20000
 
 static const char help[] =
-    "nybble bench gpus: sums over several GPUs\n\n"
+    "nybble bench gpus: sums over several GPUs, or rows to experts and back\n\n"
     "usage: nybble bench gpus [OPTIONS]\n\n"
     "Microseconds of one call, the median of rounds, each a graph of several calls. One-shot and two-shot "
     "are\n"
     "sum, residual and norm in one kernel; the others are NCCL's sum, and NCCL's sum with this program's "
     "norm\n"
     "behind it. The limit is what the link between the GPUs needs for that many bytes, as measured.\n\n"
+    "With --experts: microseconds in which each GPU's rows reach the GPUs of the experts that they chose "
+    "(dispatch),\n"
+    "and products come back and are added up (combine); choices are random. The limit is what the link needs "
+    "for\n"
+    "the bytes that leave the GPU which sends most.\n\n"
     "  --ranks N        GPUs (default 2)\n"
     "  --hidden N       floats of a row (default 4096)\n"
     "  --max-bytes N    of the largest sum (default 16M); the smallest is 4096\n"
+    "  --experts N      rows to so many experts, and products back, instead of sums\n"
+    "  --top-k N        of them for each row (default 8)\n"
+    "  --max-rows N     of each GPU (default 4096)\n"
     "  --rounds N       default 25\n"
     "  --one-gpu        all ranks on the first GPU, side by side: says nothing about a link\n"
     "  --json           one JSON object\n"
@@ -42,7 +51,7 @@ struct memory {
 };
 
 struct bench {
-    int64_t ranks, hidden, rounds;
+    int64_t ranks, hidden, rounds, experts, top_k, max_rows;
     uint64_t max_bytes;
     bool json, one_gpu;
     struct gpu_group group;
@@ -57,11 +66,14 @@ struct bench {
 
 static int parse(struct bench *b, int argc, char **argv)
 {
-    enum { RANKS = 256, HIDDEN, MAX_BYTES, ROUNDS, ONE_GPU, JSON };
+    enum { RANKS = 256, HIDDEN, MAX_BYTES, ROUNDS, EXPERTS, TOP_K, MAX_ROWS, ONE_GPU, JSON };
     static const struct option options[] = {{"ranks", required_argument, NULL, RANKS},
                                             {"hidden", required_argument, NULL, HIDDEN},
                                             {"max-bytes", required_argument, NULL, MAX_BYTES},
                                             {"rounds", required_argument, NULL, ROUNDS},
+                                            {"experts", required_argument, NULL, EXPERTS},
+                                            {"top-k", required_argument, NULL, TOP_K},
+                                            {"max-rows", required_argument, NULL, MAX_ROWS},
                                             {"one-gpu", no_argument, NULL, ONE_GPU},
                                             {"json", no_argument, NULL, JSON},
                                             {"help", no_argument, NULL, 'h'},
@@ -82,6 +94,15 @@ static int parse(struct bench *b, int argc, char **argv)
         case ROUNDS:
             ok = cli_parse_int(name, "--rounds", optarg, 1, 10000, &b->rounds);
             break;
+        case EXPERTS:
+            ok = cli_parse_int(name, "--experts", optarg, 1, CUDA_EXPERTS_MAX, &b->experts);
+            break;
+        case TOP_K:
+            ok = cli_parse_int(name, "--top-k", optarg, 1, 64, &b->top_k);
+            break;
+        case MAX_ROWS:
+            ok = cli_parse_int(name, "--max-rows", optarg, 1, 16384, &b->max_rows);
+            break;
         case ONE_GPU:
             b->one_gpu = true;
             break;
@@ -101,6 +122,12 @@ static int parse(struct bench *b, int argc, char **argv)
         return cli_misuse(name, "takes no argument, got \"%s\"", argv[optind]);
     if (b->max_bytes < MIN_BYTES || b->max_bytes > 1u << 30)
         return cli_misuse(name, "--max-bytes is %llu: expected 4096 to 1G", (unsigned long long)b->max_bytes);
+    if (b->experts > 0 && b->top_k > b->experts)
+        return cli_misuse(name, "--top-k is %lld of %lld experts", (long long)b->top_k,
+                          (long long)b->experts);
+    if (b->experts > 0 && b->hidden % 8)
+        return cli_misuse(name, "--hidden is %lld: rows to experts are a multiple of 8",
+                          (long long)b->hidden);
     return -1;
 }
 
@@ -267,7 +294,8 @@ static bool run(struct bench *b)
 
 int bench_gpus(int argc, char **argv)
 {
-    struct bench b = {.ranks = 2, .hidden = 4096, .rounds = 25, .max_bytes = 16u << 20};
+    struct bench b = {
+        .ranks = 2, .hidden = 4096, .rounds = 25, .top_k = 8, .max_rows = 4096, .max_bytes = 16u << 20};
     struct nyb_err err = {0};
     int status = parse(&b, argc, argv);
     if (status >= 0)
@@ -275,6 +303,11 @@ int bench_gpus(int argc, char **argv)
     const struct cuda_plugin *plugin = cuda_load(&err);
     if (!plugin)
         return cli_fail("bench gpus", &err);
+    if (b.experts > 0) {
+        const struct gpus_bench rows = {(int)b.ranks, (int)b.hidden,   (int)b.rounds, (int)b.experts,
+                                        (int)b.top_k, (int)b.max_rows, b.one_gpu,     b.json};
+        return bench_gpus_experts(&rows, plugin, &err) ? 0 : cli_fail("bench gpus", &err);
+    }
     const struct gpu_group_options o = {
         .size = (int)b.ranks, .apart = !b.one_gpu, .bytes = BUFFER_BYTES, .timeout_ms = TIMEOUT_MS};
     bool ok = gpu_group_open(&b.group, plugin, &o) && run(&b);

@@ -472,7 +472,7 @@ static enum nyb_code measure(struct bench *b, const char *folder, struct nyb_err
     return NYB_OK;
 }
 
-static enum nyb_code measure_device(const struct bench *b, struct nyb_err *err)
+static enum nyb_code measure_device(struct bench *b, const char *folder, struct nyb_err *err)
 {
     const struct bench_device d = {.model = b->model,
                                    .name = b->common.model,
@@ -487,11 +487,14 @@ static enum nyb_code measure_device(const struct bench *b, struct nyb_err *err)
                                    .chunk = (int)b->chunk,
                                    .seed = (uint64_t)b->seed,
                                    .profile = b->profile,
-                                   .json = b->json};
-    if (b->trace || b->engine || b->scan)
-        return err_set(err, NYB_E_UNSUPPORTED,
-                       "on a GPU there is no --trace, --scan or --engine: --profile times each kernel");
-    return bench_device_run(&d, err);
+                                   .json = b->json,
+                                   .trace = b->trace ? &b->stages : NULL};
+    if (b->scan || (b->engine && b->json))
+        return err_set(err, NYB_E_UNSUPPORTED, "on a GPU there is no --scan, and no --engine with --json");
+    if (b->trace)
+        TRY(bench_profile_open_trace(&b->stages, b->trace, err));
+    TRY(bench_device_run(&d, err));
+    return b->engine ? run_engine(b, folder, err) : NYB_OK;
 }
 
 static enum nyb_code run(struct bench *b, struct nyb_err *err)
@@ -505,7 +508,7 @@ static enum nyb_code run(struct bench *b, struct nyb_err *err)
     if (code == NYB_OK)
         code = common_open_model(&b->model, &b->common, folder, err);
     if (code == NYB_OK)
-        code = model_device_name(b->model) ? measure_device(b, err) : measure(b, folder, err);
+        code = model_device_name(b->model) ? measure_device(b, folder, err) : measure(b, folder, err);
     enum nyb_code closed = bench_profile_close_trace(&b->stages, b->trace, code == NYB_OK ? err : &late);
     bench_seqs_close(&b->seqs);
     model_close(b->model);

@@ -10,7 +10,7 @@
 struct bench_event {
     const char *name;
     uint64_t begin, ns;
-    int layer, lane; /* lane 0: a step that goes straight; 1 + 2 * micro-batch + communication */
+    int layer, lane; /* lane 0: rows that go together; 1 + 2 * micro-batch + communication */
 };
 
 #define LANES 8 /* room for them in the numbers of a trace's threads */
@@ -115,7 +115,8 @@ void bench_profile_span(void *arg, int micro_batch, int layer, const char *name,
     struct bench_profile *p = arg;
     if (!communication)
         add_stage(p, name, end_ns - begin_ns);
-    add_event(p, name, begin_ns, end_ns - begin_ns, layer, 1 + 2 * micro_batch + communication);
+    int lane = micro_batch < 0 ? 0 : 1 + 2 * micro_batch + communication;
+    add_event(p, name, begin_ns, end_ns - begin_ns, layer, lane);
 }
 
 void bench_profile_step(struct bench_profile *p, uint64_t begin, uint64_t ns)

@@ -236,9 +236,12 @@ static bool check_linear(const struct checkkern_gpu *g, struct checkkern_report 
 {
     uint64_t seed = g->seed;
     bool ok = linear_case(g, &seed, 32, 1024, 4096, r) && linear_case(g, &seed, 16, 40, 2048, r);
+    /* Rows that do not fit in shared memory, eight at a time. */
+    ok = ok && linear_case(g, &seed, 8, 40, 12288, r) && linear_case(g, &seed, 1, 40, 10944, r);
+    ok = ok && linear_case(g, &seed, 3, 24, 10944, r) && linear_case(g, &seed, 32, 24, 18432, r);
     for (int i = 0; i < g->rounds && ok; i++)
-        ok = linear_case(g, &seed, checkkern_int(&seed, 1, 32), checkkern_int(&seed, 1, 600),
-                         64 * checkkern_int(&seed, 1, 24), r);
+        ok = linear_case(g, &seed, checkkern_int(&seed, 1, i % 4 ? 32 : 300),
+                         checkkern_int(&seed, 1, i % 4 ? 600 : 160), 64 * checkkern_int(&seed, 1, 24), r);
     return ok;
 }
 
@@ -435,7 +438,8 @@ static bool check_moe(const struct checkkern_gpu *g, struct checkkern_report *r)
     for (size_t i = 0; i < COUNT_OF(real) && ok && g->rounds > 4; i++)
         ok = moe_case(g, &seed, real[i], 2, r);
     for (int i = 0; i < g->rounds && ok; i++) {
-        struct moe_case c = {.n_row = checkkern_int(&seed, 1, 32),
+        struct moe_case c = {.n_row =
+                                 i % 2 ? 1 : checkkern_int(&seed, 1, 32), /* one has a kernel of its own */
                              .n_used = checkkern_int(&seed, 1, 8),
                              .n_expert = checkkern_int(&seed, 1, 24),
                              .hidden = 64 * checkkern_int(&seed, 1, 8),
@@ -480,12 +484,15 @@ static const struct checkkern_cuda_row row_table[] = {
     {"cuda.moe.plain", checkkern_cuda_moe_plain},
     {"cuda.swiglu", checkkern_cuda_swiglu},
     {"cuda.argmax", checkkern_cuda_argmax},
+    {"cuda.sample", checkkern_cuda_sample},
     {"cuda.tiles", checkkern_cuda_tiles},
     {"cuda.quantize", checkkern_cuda_quantize},
     {"cuda.linear.w4a4", checkkern_cuda_linear_w4a4},
     {"cuda.moe.w4a4", checkkern_cuda_moe_w4a4},
     {"cuda.allreduce", checkkern_cuda_all_reduce},
     {"cuda.gather", checkkern_cuda_gather},
+    {"cuda.lanes", checkkern_cuda_lanes},
+    {"cuda.dispatch", checkkern_cuda_dispatch},
     {"cuda.lost_peer", checkkern_cuda_lost_peer},
     // clang-format on
 };

@@ -7,6 +7,8 @@
 #include "kernels/checkkern_cuda_case.h"
 
 #define SEQ_MAX       4
+#define EXTRA_MAX     12
+#define KEYS_MAX      1300
 #define BF16_ROUNDING 0x1p-8
 
 /* Some sequences; all their tokens go through qkv, sequence after sequence, and the last ones ask. */
@@ -21,13 +23,21 @@ struct scene {
 
 static const int head_dim_table[] = {32, 128, 64, 24, 128, 96, 32, 64};
 
+/* One sequence that asks for one row, and has parts of all sizes. */
+static bool is_long(int round)
+{
+    return round % 6 >= 4;
+}
+
 static void make_sequences(struct gpu_case *c, uint64_t *seed, int round, struct scene *s)
 {
-    s->n_seq = checkkern_int(seed, 1, SEQ_MAX);
+    s->n_seq = is_long(round) ? 1 : checkkern_int(seed, 1, SEQ_MAX);
     for (int i = 0; i < s->n_seq; i++) {
-        s->n_key[i] = checkkern_int(seed, 1, round % 3 == 2 ? 400 : 90);
-        s->n_ask[i] =
-            checkkern_int(seed, 0, 1) ? 1 : checkkern_int(seed, 1, s->n_key[i] < 150 ? s->n_key[i] : 150);
+        s->n_key[i] = is_long(round) ? checkkern_int(seed, KEYS_MAX - 300, KEYS_MAX)
+                                     : checkkern_int(seed, 1, round % 3 == 2 ? 400 : 90);
+        s->n_ask[i] = is_long(round) || checkkern_int(seed, 0, 1)
+                          ? 1
+                          : checkkern_int(seed, 1, s->n_key[i] < 150 ? s->n_key[i] : 150);
         s->n_token += s->n_key[i];
         s->n_ask_all += s->n_ask[i];
         int blocks = (s->n_key[i] + CUDA_KV_BLOCK - 1) / CUDA_KV_BLOCK;
@@ -53,11 +63,12 @@ static struct scene make_scene(struct gpu_case *c, uint64_t *seed, int round)
                               : round % 2    ? CUDA_KV_FP8
                                              : CUDA_KV_BF16,
                       .d = head_dim_table[checkkern_int(seed, 0, 7)],
-                      .n_kv = checkkern_int(seed, 1, 3),
+                      .n_kv = is_long(round) ? 1 : checkkern_int(seed, 1, 3),
                       .interleaved = checkkern_int(seed, 0, 1),
                       .norm = checkkern_int(seed, 0, 1),
                       .scale = {0.02f, 0.03f}};
-    s.n_head = s.n_kv * checkkern_int(seed, 1, round % 5 == 4 ? 20 : 8);
+    s.n_head =
+        s.n_kv * checkkern_int(seed, 1, round % 5 == 4 ? 20 : 8); /* more than eight: two tiles of heads */
     s.rotary = 2 * checkkern_int(seed, 0, s.d / 2);
     if (round % 2 == 0) /* then keys are what they were, rounded: attention can be held to more */
         s.rotary = 0, s.norm = false;
@@ -68,8 +79,8 @@ static struct scene make_scene(struct gpu_case *c, uint64_t *seed, int round)
     s.v = gpu_case_floats(c, seed, n * (size_t)s.n_kv * d, 1.0f);
     s.q_norm = gpu_case_floats(c, seed, d, 1.0f);
     s.k_norm = gpu_case_floats(c, seed, d, 1.0f);
-    s.cosine = gpu_case_floats(c, seed, 400 * half + 1, 1.0f);
-    s.sine = gpu_case_floats(c, seed, 400 * half + 1, 1.0f);
+    s.cosine = gpu_case_floats(c, seed, KEYS_MAX * half + 1, 1.0f);
+    s.sine = gpu_case_floats(c, seed, KEYS_MAX * half + 1, 1.0f);
     return s;
 }
 
@@ -102,8 +113,8 @@ static struct cuda_op qkv_op(struct gpu_case *c, struct scene *s)
                                .v = gpu_case_in_out(c, v, all * kv * 4),
                                .q_norm = s->norm ? gpu_case_in(c, s->q_norm, d * 4) : NULL,
                                .k_norm = s->norm ? gpu_case_in(c, s->k_norm, d * 4) : NULL,
-                               .cos = gpu_case_in(c, s->cosine, (400 * half + 1) * 4),
-                               .sin = gpu_case_in(c, s->sine, (400 * half + 1) * 4),
+                               .cos = gpu_case_in(c, s->cosine, (KEYS_MAX * half + 1) * 4),
+                               .sin = gpu_case_in(c, s->sine, (KEYS_MAX * half + 1) * 4),
                                .pos = gpu_case_in(c, at, all * 4),
                                .slot = gpu_case_in(c, where, all * 4),
                                .q_out = gpu_case_out(c, all * head * 2),
@@ -217,15 +228,18 @@ static void attend(const struct scene *s, const uint16_t *q, int first, int n, i
     }
 }
 
-/* One row sequences are `single`, others are cut into tiles; both lists end with some that do not count. */
+/* One row sequences are `single`, others are cut into tiles; both lists end with some that do not count: of
+ * `single` one, or as many as make it a step of more rows, for which there are kernels and parts of their
+ * own. `tile`: rows of a tile, 20 or more. */
 struct lists {
-    struct cuda_tile single[SEQ_MAX + 1], tile[SEQ_MAX * 8];
-    int n_single, n_tile, n_split;
+    struct cuda_tile single[SEQ_MAX + EXTRA_MAX], tile[SEQ_MAX * 8];
+    int n_single, n_tile, n_split, n_extra;
 };
 
-static struct lists make_lists(const struct scene *s)
+static struct lists make_lists(const struct scene *s, int round, int tile)
 {
-    struct lists l = {.n_split = 1};
+    static const int extra[] = {1, 5, EXTRA_MAX};
+    struct lists l = {.n_split = 1, .n_extra = extra[round % 3]};
     for (int i = 0, row = 0; i < s->n_seq; row += s->n_ask[i++]) {
         if (s->n_ask[i] == 1) {
             int splits = (s->n_key[i] + CUDA_SPLIT_KEYS - 1) / CUDA_SPLIT_KEYS;
@@ -233,12 +247,14 @@ static struct lists make_lists(const struct scene *s)
             l.n_split = splits > l.n_split ? splits : l.n_split;
             continue;
         }
-        for (int at = 0; at < s->n_ask[i]; at += CUDA_TILE_TOKENS) {
-            int n = s->n_ask[i] - at < CUDA_TILE_TOKENS ? s->n_ask[i] - at : CUDA_TILE_TOKENS;
+        for (int at = 0; at < s->n_ask[i]; at += tile) {
+            int n = s->n_ask[i] - at < tile ? s->n_ask[i] - at : tile;
             l.tile[l.n_tile++] = (struct cuda_tile){row + at, n, i, 0};
         }
     }
-    l.single[l.n_single] = l.tile[l.n_tile] = (struct cuda_tile){0x7ffffff, 1, 0x7ffffff, 0};
+    l.tile[l.n_tile] = (struct cuda_tile){0x7ffffff, 1, 0x7ffffff, 0};
+    for (int i = 0; i < l.n_extra; i++)
+        l.single[l.n_single + i] = l.tile[l.n_tile];
     return l;
 }
 
@@ -254,11 +270,11 @@ static struct cuda_op attention_op(struct gpu_case *c, const struct scene *s, co
         .pos = gpu_case_in(c, pos, (size_t)s->n_ask_all * 4),
         .block_table = gpu_case_in(c, s->table, (size_t)(s->n_seq * s->stride) * 4),
         .stride = gpu_case_in(c, &s->stride, 4),
-        .single = gpu_case_in(c, l->single, (size_t)(l->n_single + 1) * sizeof(l->single[0])),
+        .single = gpu_case_in(c, l->single, (size_t)(l->n_single + l->n_extra) * sizeof(l->single[0])),
         .tile = gpu_case_in(c, l->tile, (size_t)(l->n_tile + 1) * sizeof(l->tile[0])),
         .single_count = gpu_case_in(c, &l->n_single, 4),
         .tile_count = gpu_case_in(c, &l->n_tile, 4),
-        .n_single = l->n_single + 1,
+        .n_single = l->n_single + l->n_extra,
         .n_tile = l->n_tile + 1,
         .n_split = l->n_split,
         .n_head = s->n_head,
@@ -268,7 +284,7 @@ static struct cuda_op attention_op(struct gpu_case *c, const struct scene *s, co
 
 static bool check_y(struct gpu_case *c, const struct scene *s, const uint16_t *q, const uint16_t *y)
 {
-    double *weight = arena_alloc(c->g->arena, 500, sizeof(double)),
+    double *weight = arena_alloc(c->g->arena, KEYS_MAX, sizeof(double)),
            *work = arena_alloc(c->g->arena, 3 * (size_t)s->d, sizeof(double));
     for (int i = 0, first = 0, row = 0; i < s->n_seq; first += s->n_key[i++])
         for (int t = 0; t < s->n_ask[i]; t++, row++)
@@ -293,6 +309,24 @@ static bool check_y(struct gpu_case *c, const struct scene *s, const uint16_t *q
     return true;
 }
 
+/* Whether rows of tiles have the same bits however their sequence is cut into them. */
+static bool check_cuts(struct gpu_case *c, const struct scene *s, const uint16_t *y, const uint16_t *other)
+{
+    size_t width = (size_t)(s->n_head * s->d);
+    for (int i = 0, row = 0; i < s->n_seq; row += s->n_ask[i++])
+        for (int t = 0; s->n_ask[i] > 1 && t < s->n_ask[i]; t++) {
+            size_t at = (size_t)(row + t) * width;
+            bool ok = memcmp(y + at, other + at, width * sizeof(*y)) == 0;
+            if (!checkkern_case(
+                    c->report, ok,
+                    "cache type %d, %d heads of %d over %d: row %d (of %d): other bits in a tile of "
+                    "other rows",
+                    s->type, s->n_head, s->d, s->n_kv, row + t, s->n_ask[i]))
+                return false;
+        }
+    return true;
+}
+
 bool checkkern_cuda_attention(const struct checkkern_gpu *g, struct checkkern_report *r)
 {
     uint64_t seed = g->seed;
@@ -306,11 +340,15 @@ bool checkkern_cuda_attention(const struct checkkern_gpu *g, struct checkkern_re
         for (int k = 0, row = 0; k < s.n_seq; k++)
             for (int t = 0; t < s.n_ask[k]; t++)
                 pos[row++] = s.n_key[k] - s.n_ask[k] + t;
-        struct lists l = make_lists(&s);
-        struct cuda_op op[2];
+        struct lists l = make_lists(&s, i, CUDA_TILE_TOKENS),
+                     other = make_lists(&s, i, checkkern_int(&seed, 20, CUDA_TILE_TOKENS - 1));
+        struct cuda_op op[3];
         op[0] = qkv_op(&c, &s);
         op[1] = attention_op(&c, &s, q, &l, pos);
-        ok = gpu_case_run(&c, op, 2) && check_y(&c, &s, q, gpu_case_result(&c, op[1].as.attention.y));
+        op[2] = attention_op(&c, &s, q, &other, pos);
+        ok = gpu_case_run(&c, op, 3) && check_y(&c, &s, q, gpu_case_result(&c, op[1].as.attention.y)) &&
+             check_cuts(&c, &s, gpu_case_result(&c, op[1].as.attention.y),
+                        gpu_case_result(&c, op[2].as.attention.y));
         gpu_case_end(&c);
     }
     return ok;

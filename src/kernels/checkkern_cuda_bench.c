@@ -23,7 +23,12 @@ static const struct shape shape_table[] = {
     {"glm-4.5-air", 128, 8, 4096, 1408},
     {"ernie-4.5-21b", 64, 6, 2560, 1536},
 };
-static const int row_table[] = {1, 2, 4, 8, 16, 32};
+/* Numbers of rows, and how often they are timed. */
+struct rows {
+    int n, row[6], n_work, n_round;
+};
+static const struct rows few = {6, {1, 2, 4, 8, 16, 32}, N_WORK, N_ROUND};
+static const struct rows many = {6, {64, 128, 256, 512, 2048, 8192}, 6, 9};
 
 /* Everything on the GPU that a bench of one shape needs. */
 struct bench {
@@ -75,12 +80,12 @@ static void *take_random(struct bench *b, size_t n, bool bf16)
     return p;
 }
 
-/* id [N_WORK][n_row][n_used], distinct within a token. Returns the experts in use, on average over the works.
+/* id [n_work][n_row][n_used], distinct within a token. Returns the experts in use, on average over the works.
  */
-static double route(const struct shape *s, int n_row, uint64_t *seed, int32_t *id)
+static double route(const struct shape *s, int n_work, int n_row, uint64_t *seed, int32_t *id)
 {
     long total = 0;
-    for (int w = 0; w < N_WORK; w++) {
+    for (int w = 0; w < n_work; w++) {
         bool used[CUDA_EXPERTS_MAX] = {false};
         for (int t = 0; t < n_row; t++)
             for (int j = 0; j < s->n_used; j++) {
@@ -97,7 +102,7 @@ static double route(const struct shape *s, int n_row, uint64_t *seed, int32_t *i
                 used[e] = true;
             }
     }
-    return (double)total / N_WORK;
+    return (double)total / n_work;
 }
 
 struct moe_bench {
@@ -108,18 +113,19 @@ struct moe_bench {
 };
 
 static void time_moe(const struct checkkern_gpu *g, const struct shape *s, const struct moe_bench *m,
-                     int n_row, struct checkkern_bench *out)
+                     const struct rows *rows, int n_row, struct checkkern_bench *out)
 {
     struct cuda_op op[N_WORK];
     uint64_t seed = g->seed;
     size_t H = (size_t)s->hidden, I = (size_t)s->inner, E = (size_t)s->n_expert;
     size_t pair = cuda_layout_bytes(2 * I, H), one = cuda_layout_bytes(H, I);
     size_t n_slot = (size_t)(n_row * s->n_used);
-    int32_t *id = mem_alloc(N_WORK * n_slot, sizeof(*id));
-    double n_active = route(s, n_row, &seed, id);
-    bool ok = g->plugin->write(g->gpu, m->id, id, N_WORK * n_slot * sizeof(*id));
+    size_t n_id = (size_t)rows->n_work * n_slot;
+    int32_t *id = mem_alloc(n_id, sizeof(*id));
+    double n_active = route(s, rows->n_work, n_row, &seed, id);
+    bool ok = g->plugin->write(g->gpu, m->id, id, n_id * sizeof(*id));
     free(id);
-    for (int i = 0; i < N_WORK; i++) {
+    for (int i = 0; i < rows->n_work; i++) {
         size_t copy = (size_t)(i % N_COPY);
         const struct cuda_moe moe = {.gate_up = m->gate_up + copy * E * pair,
                                      .down = m->down + copy * E * one,
@@ -136,7 +142,7 @@ static void time_moe(const struct checkkern_gpu *g, const struct shape *s, const
                                      .inner = s->inner};
         op[i] = (struct cuda_op){.kind = CUDA_OP_MOE, .n_row = n_row, .as.moe = moe};
     }
-    double seconds = ok ? g->plugin->time(g->gpu, op, N_WORK, N_ROUND) : -1.0;
+    double seconds = ok ? g->plugin->time(g->gpu, op, rows->n_work, rows->n_round) : -1.0;
     char name[64];
     snprintf(name, sizeof(name), "moe %s, %d token%s, %.0f experts", s->name, n_row, n_row > 1 ? "s" : "",
              n_active);
@@ -144,19 +150,21 @@ static void time_moe(const struct checkkern_gpu *g, const struct shape *s, const
                   CHECKKERN_BF16);
 }
 
-static bool bench_moe(const struct checkkern_gpu *g, const struct shape *s, struct checkkern_bench *out)
+static bool bench_moe(const struct checkkern_gpu *g, const struct shape *s, const struct rows *rows,
+                      struct checkkern_bench *out)
 {
     struct bench b = {.g = g};
     size_t H = (size_t)s->hidden, I = (size_t)s->inner, E = (size_t)s->n_expert;
+    size_t largest = (size_t)rows->row[rows->n - 1], n_slot = largest * (size_t)s->n_used;
     struct moe_bench m = {.gate_up = take_weights(&b, N_COPY * E * cuda_layout_bytes(2 * I, H)),
                           .down = take_weights(&b, N_COPY * E * cuda_layout_bytes(H, I)),
                           .scale = take_random(&b, CUDA_EXPERTS_MAX, false),
-                          .weight = take_random(&b, CUDA_SLOTS_MAX, false),
-                          .out = take(&b, CUDA_ROWS_MAX * H * sizeof(float)),
-                          .x = take_random(&b, CUDA_ROWS_MAX * H, true),
-                          .id = take(&b, N_WORK * CUDA_SLOTS_MAX * sizeof(int32_t))};
-    for (size_t i = 0; i < COUNT_OF(row_table) && !b.failed; i++) {
-        time_moe(g, s, &m, row_table[i], out);
+                          .weight = take_random(&b, n_slot, false),
+                          .out = take(&b, largest * H * sizeof(float)),
+                          .x = take_random(&b, largest * H, true),
+                          .id = take(&b, (size_t)rows->n_work * n_slot * sizeof(int32_t))};
+    for (int i = 0; i < rows->n && !b.failed; i++) {
+        time_moe(g, s, &m, rows, rows->row[i], out);
         b.failed |= out->line[out->n_line - 1].seconds < 0;
     }
     release(&b);
@@ -175,17 +183,17 @@ static bool bench_linear(const struct checkkern_gpu *g, int n_out, int K, struct
         .n_part = 1,
         .x = take_random(&b, (size_t)(CUDA_ROWS_MAX * K), true),
         .K = K};
-    for (size_t i = 0; i < COUNT_OF(row_table) && !b.failed; i++) {
+    for (int i = 0; i < few.n && !b.failed; i++) {
         struct cuda_op op[N_WORK];
         for (int j = 0; j < N_WORK; j++) {
             linear.part[0].w.data = weight + (size_t)j * bytes;
-            op[j] = (struct cuda_op){.kind = CUDA_OP_LINEAR, .n_row = row_table[i], .as.linear = linear};
+            op[j] = (struct cuda_op){.kind = CUDA_OP_LINEAR, .n_row = few.row[i], .as.linear = linear};
         }
         double seconds = g->plugin->time(g->gpu, op, N_WORK, N_ROUND);
         char name[64];
-        snprintf(name, sizeof(name), "linear %d x %d, %d row%s", n_out, K, row_table[i],
-                 row_table[i] > 1 ? "s" : "");
-        checkkern_add(out, name, seconds, (double)bytes, 2.0 * n_out * K * row_table[i], CHECKKERN_BF16);
+        snprintf(name, sizeof(name), "linear %d x %d, %d row%s", n_out, K, few.row[i],
+                 few.row[i] > 1 ? "s" : "");
+        checkkern_add(out, name, seconds, (double)bytes, 2.0 * n_out * K * few.row[i], CHECKKERN_BF16);
         b.failed |= seconds < 0;
     }
     release(&b);
@@ -209,7 +217,10 @@ bool checkkern_cuda_bench(const struct checkkern_gpu *g, const char *filter, str
     bool ok = measure_read(g, roof);
     for (size_t i = 0; i < COUNT_OF(shape_table) && ok; i++)
         if (!filter || strstr("cuda.moe.nvfp4", filter))
-            ok = bench_moe(g, &shape_table[i], out);
+            ok = bench_moe(g, &shape_table[i], &few, out);
+    for (size_t i = 0; i < COUNT_OF(shape_table) && ok; i++)
+        if (!filter || strstr("cuda.prefill.nvfp4", filter))
+            ok = bench_moe(g, &shape_table[i], &many, out);
     if (ok && (!filter || strstr("cuda.linear.nvfp4", filter)))
         ok = bench_linear(g, 4096, 4096, out) && bench_linear(g, 24576, 4096, out);
     ok = ok && checkkern_cuda_bench_ops(g, filter, out);

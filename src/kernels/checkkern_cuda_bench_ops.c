@@ -218,6 +218,49 @@ static void bench_norm(struct ops_bench *b, int n, int n_row)
     release(b);
 }
 
+/* Draws of 151936 logits, in the L2 as the head leaves them. Where weights take the logits' place, the next
+ * round draws from those: nearly flat, for which top_p has the most to do. */
+static void bench_sample(struct ops_bench *b, const char *what, struct cuda_draw draw, int n_row)
+{
+    enum { N = 151936 };
+    struct cuda_draw *all = mem_alloc((size_t)n_row, sizeof(*all));
+    float *x = mem_alloc(N, sizeof(*x)), *there = take(b, (size_t)n_row * N * sizeof(*x));
+    uint64_t seed = b->g->seed;
+    for (int i = 0; i < N; i++)
+        x[i] = 4 * (checkkern_float(&seed) + checkkern_float(&seed));
+    for (int t = 0; t < n_row; t++) {
+        all[t] = draw;
+        all[t].uniform = (t + 0.5) / n_row;
+        b->failed = b->failed || !b->g->plugin->write(b->g->gpu, there + (size_t)t * N, x, N * sizeof(*x));
+    }
+    struct cuda_op op = {.kind = CUDA_OP_SAMPLE, .n_row = n_row};
+    op.as.sample = (struct cuda_sample){.x = there,
+                                        .draw = take_host(b, all, (size_t)n_row * sizeof(*all)),
+                                        .id = take(b, (size_t)n_row * sizeof(int32_t)),
+                                        .n = N};
+    char name[64];
+    snprintf(name, sizeof(name), "sample %d, %s, %d row%s", N, what, n_row, n_row > 1 ? "s" : "");
+    line(b, &op, 1, name, (double)n_row * N * sizeof(*x), 0.0);
+    free(all);
+    free(x);
+    release(b);
+}
+
+static void bench_samples(struct ops_bench *b)
+{
+    static const int n_row[] = {1, 32, 256};
+    const struct cuda_draw likeliest = {.top_p = 1, .wanted = 1},
+                           top_k = {.scale = 1, .top_p = 1, .top_k = 50, .wanted = 1},
+                           all = {.scale = 1, .top_p = 1, .wanted = 1},
+                           top_p = {.scale = 1, .top_p = 0.95f, .wanted = 1};
+    for (size_t i = 0; i < COUNT_OF(n_row); i++) {
+        bench_sample(b, "likeliest", likeliest, n_row[i]);
+        bench_sample(b, "top_k 50", top_k, n_row[i]);
+        bench_sample(b, "all", all, n_row[i]);
+        bench_sample(b, "top_p", top_p, n_row[i]);
+    }
+}
+
 bool checkkern_cuda_bench_ops(const struct checkkern_gpu *g, const char *filter, struct checkkern_bench *out)
 {
     static const int few[] = {1, 8, 32}, many[] = {64, 256, 2048, 8192};
@@ -249,5 +292,7 @@ bool checkkern_cuda_bench_ops(const struct checkkern_gpu *g, const char *filter,
         bench_norm(&b, 2048, 1);
         bench_norm(&b, 2048, 8192);
     }
+    if (!filter || strstr("cuda.sample", filter))
+        bench_samples(&b);
     return !b.failed;
 }

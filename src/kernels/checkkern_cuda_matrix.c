@@ -97,11 +97,20 @@ bool checkkern_cuda_dense(const struct checkkern_gpu *g, struct checkkern_report
         {.n_row = 200, .n_part = 2, .K = 96, .n_out = {130, 7}, .type = CUDA_BF16, .bias = true},
         {.n_row = 50, .n_part = 1, .K = 128, .n_out = {40}, .type = CUDA_FP8},
         {.n_row = 70, .n_part = 1, .K = 80, .n_out = {33}, .type = CUDA_F32, .x_float = true},
+        {.n_row = 64, .n_part = 1, .K = 1280, .n_out = {70}, .type = CUDA_BF16},
+        {.n_row = 140, .n_part = 2, .K = 832, .n_out = {130, 20}, .type = CUDA_BF16, .bias = true},
+    };
+    /* So wide that tiles are large on a GPU of more than a hundred SMs. */
+    static const struct dense_case wide[] = {
+        {.n_row = 40, .n_part = 1, .K = 64, .n_out = {33900}, .type = CUDA_BF16},
+        {.n_row = 300, .n_part = 1, .K = 448, .n_out = {11300}, .type = CUDA_BF16},
     };
     uint64_t seed = g->seed;
     bool ok = true;
     for (size_t i = 0; i < COUNT_OF(fixed) && ok; i++)
         ok = run_dense(g, &seed, &fixed[i], r);
+    for (size_t i = 0; i < COUNT_OF(wide) && g->info.n_sm > 100 && ok; i++)
+        ok = run_dense(g, &seed, &wide[i], r);
     for (int i = 0; i < 2 * g->rounds && ok; i++) {
         struct dense_case s = {.n_row = checkkern_int(&seed, 1, i % 4 ? 34 : 140),
                                .n_part = checkkern_int(&seed, 1, CUDA_PARTS_MAX),

@@ -41,6 +41,16 @@ struct batch {
                                  * NULL: its first block modulo the number of ranks */
 };
 
+/* How the token of a row of logits is drawn, where no logit is changed before: the sampler's temperature,
+ * min_p, top_k, top_p and one uniform number (sampler_choose of engine/sampler.h is the truth). */
+struct draw {
+    double uniform;
+    float scale; /* 1 / temperature; 0: the likeliest token */
+    float top_p, min_p;
+    int top_k;   /* 0: off */
+    bool wanted; /* false: the row's logits are wanted instead */
+};
+
 /* ---- operators ----------------------------------------------------------------------------------- */
 
 struct norm_args {

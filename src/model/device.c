@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "kernels/cuda/cuda_load.h"
-#include "model/device_state.h"
+#include "model/device_ep.h"
 
 enum nyb_code device_failed(const struct device *d, const char *doing, struct nyb_err *err)
 {
@@ -51,6 +51,7 @@ enum nyb_code device_open(struct device **out, const struct device_options *o, s
     d->plugin = plugin;
     d->gpu = gpu;
     d->option = *o;
+    pthread_mutex_init(&d->load_lock, NULL);
     plugin->info(gpu, &d->info);
     enum nyb_code code = check_backends(d, err);
     if (code != NYB_OK) {
@@ -71,6 +72,7 @@ void device_close(struct device *d)
                   (unsigned long long)d->n_step);
     device_forget_graphs(d);
     device_leave(d);
+    device_ep_close(d);
     void *const all[] = {d->slab, d->scales, d->kv_slab, d->cos, d->sin, d->room.slab, d->input, d->load};
     for (size_t i = 0; i < COUNT_OF(all); i++)
         if (all[i])
@@ -78,12 +80,14 @@ void device_close(struct device *d)
     if (d->staging)
         p->release_host(d->gpu, d->staging);
     p->close(d->gpu);
+    pthread_mutex_destroy(&d->load_lock);
     free(d->place);
     free(d->scale_of);
     free(d->layer);
     free(d->kv);
     free(d->plan.op);
     free(d->plan.layer);
+    free(d->plan.half);
     free(d);
 }
 

@@ -40,14 +40,18 @@ const char *device_name(const struct device *d);
 
 struct device_peer_options {
     bool no_fusion; /* sums first, then norms: NCCL's sums where it is found */
+    bool overlap;   /* two-batch overlap may be asked for                    */
     int timeout_ms; /* that a GPU may be late for another; <= 0: 60 s         */
 };
 /* After device_open went well on all ranks; all call it, and the first error of any is returned by all. comm
  * must outlive the device: when it fails, steps in progress end with an error. */
 enum nyb_code device_join(struct device *d, struct comm *comm, const struct device_peer_options *o,
                           struct nyb_err *err) NYB_MUST_CHECK;
-/* How GPUs add up what they have, for people: "fused", "NCCL", ... NULL: there is one. */
+/* How GPUs add up what they have, for people: "fused", "NCCL", ... NULL: there is one, or each has
+ * rows of its own. */
 const char *device_sums(const struct device *d);
+/* Whether steps may be cut: the same on all ranks. Of one that is alone: yes. */
+bool device_can_overlap(const struct device *d);
 
 /* ---- weights (device_place.c, device_write.c, device_read.c) ------------------------------------- */
 
@@ -85,18 +89,33 @@ enum nyb_code device_kv_reserve(struct device *d, enum kv_type type, int n_block
 /* Room for steps; says what it takes. After the weights are placed. */
 enum nyb_code device_prepare(struct device *d, struct rope *rope, struct nyb_err *err) NYB_MUST_CHECK;
 
-/* A checked batch. logits (n_out, vocab) and best (n_out): the likeliest token of each row; either may be
- * NULL. A failure of the GPU is an error, and the device may or may not work afterwards. */
-enum nyb_code device_forward(struct device *d, const struct batch *b, float *logits, int32_t *best,
-                             const struct model_probe *probe, struct nyb_err *err) NYB_MUST_CHECK;
+/* Before a step of n rows that is cut: what a row of one takes without overlap, or 0. */
+enum nyb_code device_keep_sm(struct device *d, int n_row, double row_ns, struct nyb_err *err) NYB_MUST_CHECK;
+
+/* Whether it is shown what lies between operators, which are then run one by one; a probe of spans alone sees
+ * the step as it is run for nobody. */
+static inline bool device_looks_inside(const struct model_probe *p)
+{
+    return p && (p->hidden || p->routing || p->stage || !p->span);
+}
+
+/* A checked batch. cut: two-batch overlap's (overlap.h), or 0, as where the probe looks inside. logits
+ * (n_out, vocab) and best (n_out): the likeliest token of each row; either may be NULL. With draw (n_out)
+ * best are the tokens that are drawn, and only rows that are not have their logits copied. A failure of the
+ * GPU is an error, and the device may or may not work afterwards. */
+enum nyb_code device_forward(struct device *d, const struct batch *b, int cut, float *logits, int32_t *best,
+                             const struct draw *draw, const struct model_probe *probe,
+                             struct nyb_err *err) NYB_MUST_CHECK;
+/* Of a draw, of this model; 0: steps do not draw. */
+int device_most_top_k(const struct device *d);
 /* Memory of this process that logits are copied to at full speed, or NULL. */
 void *device_host_alloc(struct device *d, size_t bytes);
 void device_host_free(struct device *d, void *host);
-/* What the routers have chosen, (n_layer, n_expert), as of a second ago or less. */
-enum nyb_code device_read_load(struct device *d, uint64_t *count, struct nyb_err *err) NYB_MUST_CHECK;
+/* What the routers have chosen by now, (n_layer, n_expert). Any thread, beside steps, which do not wait. */
+enum nyb_code device_read_load(struct device *d, atomic_ullong *count, struct nyb_err *err) NYB_MUST_CHECK;
 
 /* Each kind of operator of such a step: how many there are, and the seconds of one. Keys and values of the
- * batch are written to the cache. */
+ * batch are written to the cache. Of several ranks all call it with the same batch; fn may be NULL. */
 typedef void device_profile_fn(void *arg, const char *name, int n, double seconds);
 enum nyb_code device_profile(struct device *d, const struct batch *b, device_profile_fn *fn, void *arg,
                              struct nyb_err *err) NYB_MUST_CHECK;

@@ -7,6 +7,7 @@
 #include "kernels/cuda/cuda_layout.h"
 #include "kernels/cuda/cuda_tiled.h"
 #include "model/device_state.h"
+#include "model/ep.h"
 
 #define PLAIN_ALIGN  256u
 #define PACKED_ALIGN 64u  /* q, k and v then lie one after the other */
@@ -316,7 +317,7 @@ static void place_layer(struct placing *p, struct layer_weights *l, int layer)
         refuse(p, &l->router, "more than 512 experts");
     out->router = place_plain(p, &l->router, 0, 1);
     out->correction_bias = place_vector(p, &l->correction_bias);
-    place_mlp(p, l->expert, c->moe.n_expert, true, &out->experts);
+    place_mlp(p, l->expert, ep_own_slots(&c->shard, c->moe.n_expert).count, true, &out->experts);
     if (c->moe.shared_intermediate)
         place_mlp(p, &l->mlp, 1, false, &out->mlp);
 }

@@ -1,7 +1,7 @@
 /* A step as operators. What changes from step to step is read from the batch in the GPU's memory, so a plan
  * is right for every batch of its shape. */
 #include "base/mem.h"
-#include "model/device_state.h"
+#include "model/device_ep.h"
 
 struct cuda_op *device_plan_add(struct device *d, int layer, enum cuda_op_kind kind, int n_row,
                                 const int32_t *count)
@@ -11,21 +11,26 @@ struct cuda_op *device_plan_add(struct device *d, int layer, enum cuda_op_kind k
         p->cap = p->cap ? 2 * p->cap : 512;
         p->op = mem_grow(p->op, (size_t)p->cap, sizeof(*p->op));
         p->layer = mem_grow(p->layer, (size_t)p->cap, sizeof(*p->layer));
+        p->half = mem_grow(p->half, (size_t)p->cap, sizeof(*p->half));
     }
+    p->half[p->n] = -1;
     p->layer[p->n] = (int16_t)layer;
     p->op[p->n] = (struct cuda_op){.kind = (int32_t)kind, .n_row = n_row, .count = count};
+    if (p->joins > 0)
+        p->op[p->n].back = p->n - (p->joins - 1);
+    p->joins = 0;
     return &p->op[p->n++];
 }
 
 void device_plan_clear(struct device *d)
 {
-    d->plan.n = 0;
+    d->plan.n = d->plan.joins = 0;
 }
 
 void device_plan_norm(struct device *d, int layer, int n_row, const int32_t *count,
                       const struct cuda_add_norm *n, bool summed)
 {
-    if (summed || !device_has_peers(d) || d->no_fusion)
+    if (summed || !device_has_parts(d) || d->no_fusion)
         device_plan_add(d, layer, CUDA_OP_ADD_NORM, n_row, count)->as.add_norm = *n;
     else
         device_plan_add(d, layer, CUDA_OP_ALL_REDUCE, n_row, count)->as.all_reduce =
@@ -35,8 +40,8 @@ void device_plan_norm(struct device *d, int layer, int n_row, const int32_t *cou
 /* What the operators of one plan share. */
 struct planning {
     struct device *d;
-    const struct device_shape *shape;
-    struct device_input in;
+    struct device_part part;
+    struct device_room room; /* its rows */
     int layer;
     /* what this rank has left to be added to the stream: nothing where it has no part of the half layer */
     bool any;           /* a half layer has been planned                      */
@@ -45,15 +50,15 @@ struct planning {
 
 static struct cuda_op *next(struct planning *p, enum cuda_op_kind kind)
 {
-    return device_plan_add(p->d, p->layer, kind, p->shape->n_row, p->in.count + COUNT_TOK);
+    return device_plan_add(p->d, p->layer, kind, p->part.n_row, p->part.count);
 }
 
 static void plan_embed(struct planning *p)
 {
     struct device *d = p->d;
     next(p, CUDA_OP_EMBED)->as.embed = (struct cuda_embed){.table = d->embed,
-                                                           .tok = p->in.tok,
-                                                           .residual = d->room.residual,
+                                                           .tok = p->part.tok,
+                                                           .residual = p->room.residual,
                                                            .vocab = d->config->vocab,
                                                            .hidden = d->config->hidden};
 }
@@ -62,7 +67,7 @@ static void plan_embed(struct planning *p)
 static void plan_norm(struct planning *p, const float *weight, bool unrounded)
 {
     struct device *d = p->d;
-    struct device_room *r = &d->room;
+    const struct device_room *r = &p->room;
     const struct cuda_add_norm n = {.residual = r->residual,
                                     .delta = {p->delta ? r->delta : NULL, p->shared ? r->shared : NULL},
                                     .weight = weight,
@@ -70,7 +75,7 @@ static void plan_norm(struct planning *p, const float *weight, bool unrounded)
                                     .y_float = unrounded ? r->x_float : NULL,
                                     .n = d->config->hidden,
                                     .eps = d->config->norm_eps};
-    device_plan_norm(d, p->layer, p->shape->n_row, p->in.count + COUNT_TOK, &n, !p->any);
+    device_plan_norm(d, p->layer, p->part.n_row, p->part.count, &n, !p->any);
     p->any = p->delta = p->shared = false;
 }
 
@@ -78,9 +83,9 @@ static void plan_norm(struct planning *p, const float *weight, bool unrounded)
 static void plan_sum(struct planning *p)
 {
     struct device *d = p->d;
-    struct device_room *r = &d->room;
+    const struct device_room *r = &p->room;
     p->any = true;
-    if (!device_has_peers(d) || !d->no_fusion)
+    if (!device_has_parts(d) || !d->no_fusion)
         return;
     next(p, CUDA_OP_ALL_REDUCE)->as.all_reduce = (struct cuda_all_reduce){
         .norm = {.delta = {p->delta ? r->delta : NULL, p->shared ? r->shared : NULL}, .n = d->config->hidden},
@@ -122,7 +127,7 @@ static void plan_attention(struct planning *p, const struct device_layer *l)
 {
     struct device *d = p->d;
     const struct model_config *c = d->config;
-    struct device_room *r = &d->room;
+    const struct device_room *r = &p->room;
     int q = c->shard.head.count * c->head_dim, kv = c->shard.kv_head.count * c->head_dim;
     p->delta = q > 0;
     if (!p->delta)
@@ -140,8 +145,8 @@ static void plan_attention(struct planning *p, const struct device_layer *l)
                                                      .k_norm = l->k_norm,
                                                      .cos = d->cos,
                                                      .sin = d->sin,
-                                                     .pos = p->in.pos,
-                                                     .slot = p->in.slot,
+                                                     .pos = p->part.pos,
+                                                     .slot = p->part.slot,
                                                      .q_out = r->q_out,
                                                      .kv = d->kv[p->layer],
                                                      .n_head = c->shard.head.count,
@@ -153,16 +158,16 @@ static void plan_attention(struct planning *p, const struct device_layer *l)
         (struct cuda_attention){.q = r->q_out,
                                 .y = r->attended,
                                 .kv = d->kv[p->layer],
-                                .pos = p->in.pos,
-                                .block_table = p->in.table,
-                                .stride = p->in.count + COUNT_STRIDE,
-                                .single = p->in.single,
-                                .tile = p->in.tile,
-                                .single_count = p->in.count + COUNT_SINGLE,
-                                .tile_count = p->in.count + COUNT_TILE,
-                                .n_single = p->shape->n_single,
-                                .n_tile = p->shape->n_tile,
-                                .n_split = p->shape->n_split,
+                                .pos = p->part.pos,
+                                .block_table = p->part.table,
+                                .stride = p->part.stride,
+                                .single = p->part.single,
+                                .tile = p->part.tile,
+                                .single_count = p->part.single_count,
+                                .tile_count = p->part.tile_count,
+                                .n_single = p->part.n_single,
+                                .n_tile = p->part.n_tile,
+                                .n_split = p->part.n_split,
                                 .n_head = c->shard.head.count,
                                 .scale = c->attention_scale,
                                 .q_float = exact ? r->q : NULL,
@@ -178,7 +183,7 @@ static void plan_packed_mlp(struct planning *p, const struct device_mlp *m, cons
                                                      .gate_scale = m->gate.scale,
                                                      .up_scale = m->up.scale,
                                                      .down_scale = m->down.scale,
-                                                     .x = p->d->room.x,
+                                                     .x = p->room.x,
                                                      .id = id,
                                                      .weight = weight,
                                                      .out = out,
@@ -191,7 +196,7 @@ static void plan_packed_mlp(struct planning *p, const struct device_mlp *m, cons
 /* False: nothing of it is this rank's. */
 static bool plan_dense(struct planning *p, const struct device_mlp *m, float *out)
 {
-    struct device_room *r = &p->d->room;
+    const struct device_room *r = &p->room;
     int hidden = p->d->config->hidden;
     if (m->inner == 0)
         return false;
@@ -215,7 +220,7 @@ static void plan_router(struct planning *p, const struct device_layer *l)
 {
     struct device *d = p->d;
     const struct moe_config *m = &d->config->moe;
-    struct device_room *r = &d->room;
+    const struct device_room *r = &p->room;
     next(p, CUDA_OP_ROUTER)->as.router =
         (struct cuda_router){.w = l->router,
                              .x = r->x_float,
@@ -234,12 +239,12 @@ static void plan_router(struct planning *p, const struct device_layer *l)
                              .scaling = m->scaling,
                              .expert = r->expert,
                              .weight = r->expert_weight,
-                             .load = d->load + (size_t)p->layer * (size_t)m->n_expert};
+                             .load = d->ep ? NULL : d->load + (size_t)p->layer * (size_t)m->n_expert};
 }
 
 static void plan_plain_experts(struct planning *p, const struct device_mlp *m)
 {
-    struct device_room *r = &p->d->room;
+    const struct device_room *r = &p->room;
     next(p, CUDA_OP_MOE_PLAIN)->as.moe_plain = (struct cuda_moe_plain){.gate = m->gate,
                                                                        .up = m->up,
                                                                        .down = m->down,
@@ -258,7 +263,7 @@ static void plan_plain_experts(struct planning *p, const struct device_mlp *m)
 
 static void plan_w4a4_experts(struct planning *p, const struct device_mlp *m)
 {
-    struct device_room *r = &p->d->room;
+    const struct device_room *r = &p->room;
     next(p, CUDA_OP_MOE_W4A4)->as.moe_w4a4 = (struct cuda_moe_w4a4){.gate = m->gate,
                                                                     .up = m->up,
                                                                     .down = m->down,
@@ -272,11 +277,14 @@ static void plan_w4a4_experts(struct planning *p, const struct device_mlp *m)
                                                                     .inner = m->inner};
 }
 
-/* Every rank routes all rows: the same numbers, and so the same choice. */
+/* Every rank routes all rows: the same numbers, and so the same choice. Or only its own, whose experts may be
+ * anywhere. */
 static void plan_experts(struct planning *p, const struct device_layer *l)
 {
-    struct device_room *r = &p->d->room;
+    const struct device_room *r = &p->room;
     plan_router(p, l);
+    if (p->d->ep)
+        device_ep_plan_dispatch(p->d, &p->part, p->layer);
     p->delta = l->experts.inner > 0;
     if (!p->delta)
         ;
@@ -286,20 +294,15 @@ static void plan_experts(struct planning *p, const struct device_layer *l)
         plan_w4a4_experts(p, &l->experts);
     else
         plan_plain_experts(p, &l->experts);
+    if (p->d->ep)
+        device_ep_plan_combine(p->d, &p->part, p->layer);
     p->shared = plan_dense(p, &l->mlp, r->shared);
 }
 
-static struct planning begin(struct device *d, const struct device_shape *s)
+void device_plan_part(struct device *d, const struct device_shape *s, int half)
 {
-    struct planning p = {.d = d, .shape = s};
-    device_input_layout(s, d->input, &p.in);
-    return p;
-}
-
-void device_plan_layers(struct device *d, const struct device_shape *s)
-{
-    struct planning p = begin(d, s);
-    p.layer = -1;
+    struct planning p = {.d = d, .part = device_part_of(s, d->input, half), .layer = -1};
+    p.room = device_room_from(d, p.part.first);
     plan_embed(&p);
     for (p.layer = 0; p.layer < d->config->n_layer; p.layer++) {
         const struct device_layer *l = &d->layer[p.layer];
@@ -310,7 +313,15 @@ void device_plan_layers(struct device *d, const struct device_shape *s)
         if (l->is_moe)
             plan_experts(&p, l);
         else
-            p.delta = plan_dense(&p, &l->mlp, d->room.delta);
+            p.delta = plan_dense(&p, &l->mlp, p.room.delta);
         plan_sum(&p);
     }
+}
+
+void device_plan_layers(struct device *d, const struct device_shape *s)
+{
+    if (s->cut > 0)
+        device_plan_halves(d, s);
+    else
+        device_plan_part(d, s, -1);
 }

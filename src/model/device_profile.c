@@ -16,7 +16,7 @@ static const char *name_of(const struct device *d, int i)
         return d->layer[d->plan.layer[i]].is_moe ? "shared experts" : "mlp";
     if (op->kind != CUDA_OP_LINEAR)
         return device_op_name(op);
-    if (l->part[0].out == d->room.logits)
+    if (l->part[0].out == d->room.logits || l->part[0].out == d->room.columns)
         return "head";
     if (l->x == d->room.attended || (l->x_float && l->x_float == d->room.attended_float))
         return "attention output";
@@ -55,15 +55,17 @@ static enum nyb_code time_kind(struct device *d, const char *name, bool *done, d
     free(op);
     if (seconds < 0)
         return device_failed(d, name, err);
-    fn(arg, name, n, seconds);
+    if (fn)
+        fn(arg, name, n, seconds);
     return NYB_OK;
 }
 
 enum nyb_code device_profile(struct device *d, const struct batch *b, device_profile_fn *fn, void *arg,
                              struct nyb_err *err)
 {
-    TRY(device_forward(d, b, NULL, NULL, NULL, err)); /* leaves the batch and its routing where they are */
-    struct device_shape s = device_step_shape(d, b);
+    TRY(device_forward(d, b, 0, NULL, NULL, NULL, NULL,
+                       err)); /* leaves the batch and its routing where they are */
+    struct device_shape s = device_step_shape(d, b, 0);
     device_plan_clear(d);
     device_plan_layers(d, &s);
     if (s.n_out > 0 && s.n_out <= DEVICE_HEAD_ROWS)

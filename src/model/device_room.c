@@ -3,7 +3,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "model/device_state.h"
+#include "model/device_ep.h"
 
 #define ROOM_ALIGN 256u
 #define INPUT_MIN  ((size_t)1 << 20)
@@ -78,13 +78,14 @@ enum nyb_code device_kv_reserve(struct device *d, enum kv_type type, int n_block
 struct taking {
     uint8_t *base; /* NULL: only counting */
     size_t used;
+    int row; /* addresses are of this one of each */
 };
 
 static void *take(struct taking *t, int n, int width, size_t size)
 {
     size_t at = t->used;
     t->used = (at + (size_t)n * (size_t)width * size + ROOM_ALIGN - 1) / ROOM_ALIGN * ROOM_ALIGN;
-    return t->base ? t->base + at : NULL;
+    return t->base ? t->base + at + (size_t)t->row * (size_t)width * size : NULL;
 }
 
 /* Widest of the MLPs that are made of three products; 0: there is none. */
@@ -97,6 +98,31 @@ static int linear_inner(const struct device *d)
             widest = m->inner;
     }
     return widest;
+}
+
+/* Of each product of so many rows' experts, what leaves most: few rows' are fp32 (cuda_ops.h). */
+static size_t each_bytes(const struct device *d, int n_row)
+{
+    const struct model_config *c = d->config;
+    size_t pairs = (size_t)n_row * (size_t)c->moe.top_k, few = pairs;
+    bool packed = true;
+    for (int i = 0; i < c->n_layer; i++)
+        packed = packed && (!d->layer[i].is_moe || d->layer[i].experts.way == MLP_PACKED);
+    if (packed)
+        few = pairs < CUDA_SLOTS_MAX ? pairs : CUDA_SLOTS_MAX;
+    size_t wide = few * sizeof(float), narrow = pairs * sizeof(uint16_t);
+    return (wide > narrow ? wide : narrow) * (size_t)c->hidden;
+}
+
+/* What device_ep.h needs; nothing without it. */
+static void lay_out_experts(const struct device *d, struct device_room *r, struct taking *t, int head)
+{
+    const struct model_config *c = d->config;
+    int n = d->ep && c->moe.n_expert ? r->n_row : 0;
+    r->x_all = take(t, n, c->hidden, sizeof(uint16_t));
+    r->local = take(t, n, c->moe.top_k, sizeof(int32_t));
+    r->each = take(t, 1, 1, n ? each_bytes(d, n) : 0);
+    r->x_out_all = take(t, d->ep ? head : 0, c->hidden, sizeof(uint16_t));
 }
 
 static void lay_out(const struct device *d, struct device_room *r, struct taking *t)
@@ -126,10 +152,20 @@ static void lay_out(const struct device *d, struct device_room *r, struct taking
     r->x_out = take(t, head, c->hidden, sizeof(uint16_t));
     r->x_out_float = take(t, device_quantizes(d) ? head : 0, c->hidden, sizeof(float));
     r->attended_float = take(t, device_quantizes(d) ? n : 0, q, sizeof(float));
-    r->columns =
-        take(t, device_has_peers(d) ? head : 0, shard_units(&c->shard, c->vocab).count, sizeof(float));
-    r->logits = take(t, c->shard.rank == 0 ? head : 0, c->vocab, sizeof(float));
+    r->columns = take(t, device_has_peers(d) ? head : 0, device_columns(d).count, sizeof(float));
+    bool first = d->ep ? d->ep->rank == 0 : c->shard.rank == 0;
+    r->logits = take(t, first ? head : 0, c->vocab, sizeof(float));
     r->best = take(t, head, 1, sizeof(int32_t));
+    lay_out_experts(d, r, t, head);
+}
+
+struct device_room device_room_from(const struct device *d, int row)
+{
+    struct device_room r = d->room;
+    struct taking t = {.base = r.slab, .row = row};
+    lay_out(d, &r, &t);
+    r.n_row -= row;
+    return r;
 }
 
 static enum nyb_code write_ones(struct device *d, const struct device_room *r, struct nyb_err *err)
@@ -204,12 +240,14 @@ static enum nyb_code reserve_rope(struct device *d, struct rope *rope, struct ny
 static enum nyb_code reserve_scratch(struct device *d, struct nyb_err *err)
 {
     int n = d->room.n_row, rows = n < DEVICE_GRAPH_ROWS ? n : DEVICE_GRAPH_ROWS;
-    const struct device_shape shape[] = {
+    struct device_shape shape[] = {
         {.n_row = n, .n_tile = (n + CUDA_TILE_TOKENS - 1) / CUDA_TILE_TOKENS, .n_split = 1},
         {.n_row = rows, .n_out = rows, .n_single = rows, .n_split = SPLIT_AT_OPEN},
     };
     for (size_t i = 0; i < COUNT_OF(shape); i++) {
         size_t bytes;
+        if (d->ep)
+            device_ep_widen(d, &shape[i]);
         device_plan_clear(d);
         device_plan_layers(d, &shape[i]);
         if (shape[i].n_out)

@@ -1,9 +1,10 @@
 /* Steps of a device: a replayed graph where each sequence has one row, else operator by operator. */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "model/device_state.h"
+#include "model/device_ep.h"
 
 /* ---- before a step ------------------------------------------------------------------------------- */
 
@@ -53,20 +54,30 @@ static enum nyb_code make_scratch(struct device *d, struct nyb_err *err)
     return NYB_OK;
 }
 
+/* What a caller wants of a step: device_forward's. */
+struct outputs {
+    float *logits;
+    int32_t *best;
+    const struct draw *draw;
+};
+
 static enum nyb_code upload(struct device *d, const struct device_shape *s, const struct batch *b,
-                            struct nyb_err *err)
+                            const struct outputs *o, struct nyb_err *err)
 {
     size_t bytes = device_input_bytes(s, b);
     TRY(device_input_reserve(d, bytes, err));
     device_input_write(s, b, d->staging);
+    if (d->ep)
+        device_ep_write(d, s, d->staging, 0, d->ep->whole->n_out);
+    if (s->draws)
+        device_input_write_draws(s, o->draw, d->ep ? d->ep->whole->n_out : b->n_out, d->staging);
     return d->plugin->upload(d->gpu, d->input, d->staging, bytes) ? NYB_OK
                                                                   : device_failed(d, "copying a batch", err);
 }
 
 /* ---- graphs -------------------------------------------------------------------------------------- */
 
-/* Rows of the graph that n sequences are replayed with. */
-static int bucket_rows(int n)
+int device_graph_rows(int n)
 {
     if (n <= 4)
         return n <= 2 ? n : 4;
@@ -82,8 +93,9 @@ static bool has_graph(const struct device *d, const struct device_shape *s, cons
 
 static struct device_shape padded(const struct device *d, const struct device_shape *s)
 {
-    struct device_shape p = {.n_row = bucket_rows(s->n_row), .n_split = 1};
+    struct device_shape p = {.n_row = device_graph_rows(s->n_row), .n_split = 1};
     p.n_row = p.n_row > d->room.n_row ? d->room.n_row : p.n_row;
+    p.cut = p.single_cut = s->cut > 0 ? device_cut(p.n_row, p.n_row / 2) : 0;
     p.n_single = p.n_row;
     p.n_out = s->n_out ? p.n_row : 0;
     while (p.n_split < s->n_split)
@@ -91,16 +103,33 @@ static struct device_shape padded(const struct device *d, const struct device_sh
     return p;
 }
 
-struct device_shape device_step_shape(const struct device *d, const struct batch *b)
+/* Of a whole batch; where sequences are on one rank each, it has been taken (device_ep.h). Whether it is that
+ * of a graph depends on what all ranks know. */
+static struct device_shape shape_of(const struct device *d, const struct batch *b, int cut,
+                                    const struct model_probe *probe, bool *graph)
 {
-    struct device_shape s = device_shape_of(b);
-    return has_graph(d, &s, NULL) ? padded(d, &s) : s;
+    struct device_shape s = device_shape_of(b, device_cut(b->n_tok, cut));
+    *graph = has_graph(d, &s, probe);
+    if (*graph)
+        s = padded(d, &s);
+    if (!d->ep)
+        return s;
+    const struct device_ep *e = d->ep;
+    int rows = device_graph_rows(e->most_rows > e->most_out ? e->most_rows : e->most_out);
+    return device_ep_shape(d, &s, !*graph ? 0 : rows < s.n_row ? rows : s.n_row);
+}
+
+struct device_shape device_step_shape(const struct device *d, const struct batch *b, int cut)
+{
+    bool graph;
+    return shape_of(d, b, cut, NULL, &graph);
 }
 
 static bool same_shape(const struct device_shape *a, const struct device_shape *b)
 {
     return a->n_row == b->n_row && a->n_out == b->n_out && a->n_single == b->n_single &&
-           a->n_tile == b->n_tile && a->n_split == b->n_split && a->best == b->best;
+           a->n_tile == b->n_tile && a->n_split == b->n_split && a->best == b->best && a->draws == b->draws &&
+           a->cut == b->cut && a->n_all == b->n_all;
 }
 
 /* Room for one more: the one that has not been used for longest goes. */
@@ -116,15 +145,22 @@ static struct device_graph *new_graph(struct device *d)
     return oldest;
 }
 
-static enum nyb_code record(struct device *d, const struct device_shape *s, struct cuda_graph **out,
-                            struct nyb_err *err)
+static void plan_all(struct device *d, const struct device_shape *s)
 {
     device_plan_clear(d);
     device_plan_layers(d, s);
     if (s->n_out)
         device_plan_head(d, s, 0, s->n_out, false);
-    if (s->best)
+    if (s->draws)
+        device_plan_draw(d, s, 0, s->n_out, false);
+    else if (s->best)
         device_plan_best(d, s->n_out);
+}
+
+static enum nyb_code record(struct device *d, const struct device_shape *s, struct cuda_graph **out,
+                            struct nyb_err *err)
+{
+    plan_all(d, s);
     TRY(make_scratch(d, err));
     struct cuda_graph *graph = d->plugin->graph_make(d->gpu, d->plan.op, d->plan.n);
     if (!graph)
@@ -151,10 +187,11 @@ static enum nyb_code replay(struct device *d, const struct device_shape *s, stru
 
 /* ---- watching ------------------------------------------------------------------------------------ */
 
-/* What a probe is shown is read back between operators. */
+/* What a probe is shown is read back between operators, but for the times of their spans. */
 struct watch {
     struct device *d;
-    const struct model_probe *probe;
+    const struct model_probe *probe; /* or NULL */
+    const struct model_probe *spans; /* that looks at nothing else, or NULL */
     int n_tok;
     struct nyb_err *err;
 };
@@ -162,7 +199,7 @@ struct watch {
 static enum nyb_code show_hidden(const struct watch *w, int layer, const float *rows)
 {
     const struct device *d = w->d;
-    if (!w->probe->hidden)
+    if (!w->probe->hidden || w->n_tok == 0)
         return NYB_OK;
     size_t n = (size_t)w->n_tok * (size_t)d->config->hidden;
     float *h = mem_alloc(n, sizeof(*h));
@@ -178,7 +215,7 @@ static enum nyb_code show_routing(const struct watch *w, int layer)
     const struct device *d = w->d;
     int top_k = d->config->moe.top_k;
     size_t n = (size_t)w->n_tok * (size_t)top_k;
-    if (!w->probe->routing)
+    if (!w->probe->routing || w->n_tok == 0)
         return NYB_OK;
     int32_t *expert = mem_alloc(n, sizeof(*expert));
     float *weight = mem_alloc(n, sizeof(*weight));
@@ -236,6 +273,8 @@ static enum nyb_code show_final(const struct watch *w, const struct device_shape
     device_plan_head(d, s, 0, s->n_row, true);
     struct cuda_op op = d->plan.op[0];
     struct cuda_add_norm *norm = op.kind == CUDA_OP_ADD_NORM ? &op.as.add_norm : &op.as.all_reduce.norm;
+    op.n_row = s->n_row;
+    op.count = NULL;
     norm->row = NULL;
     norm->y = d->room.x;
     norm->y_float = d->room.x_float;
@@ -245,12 +284,46 @@ static enum nyb_code show_final(const struct watch *w, const struct device_shape
     return show_hidden(w, d->config->n_layer, d->room.x_float);
 }
 
+static bool is_exchange(const struct cuda_op *op)
+{
+    return op->kind == CUDA_OP_ALL_REDUCE || op->kind == CUDA_OP_GATHER || op->kind == CUDA_OP_DISPATCH ||
+           op->kind == CUDA_OP_COMBINE;
+}
+
+/* In the lanes and the order of a step that nobody watches. */
+static enum nyb_code run_traced(const struct watch *w)
+{
+    struct device *d = w->d;
+    const struct device_plan *p = &d->plan;
+    struct cuda_span *span = mem_alloc((size_t)p->n, sizeof(*span));
+    uint64_t zero = clock_ns();
+    bool ok = d->plugin->trace(d->gpu, p->op, p->n, span);
+    for (int i = 0; i < p->n && ok; i++)
+        w->spans->span(w->spans->arg, p->half[i], p->layer[i], device_op_name(&p->op[i]),
+                       is_exchange(&p->op[i]), zero + (uint64_t)((double)span[i].begin * 1e9),
+                       zero + (uint64_t)((double)span[i].end * 1e9));
+    free(span);
+    return ok ? NYB_OK : device_failed(d, "timing a step", w->err);
+}
+
 /* ---- a step -------------------------------------------------------------------------------------- */
 
-struct outputs {
-    float *logits;
-    int32_t *best;
-};
+/* Where draws are made, logits of the other rows: those that follow each other in one piece. */
+static bool read_other_logits(struct device *d, const struct outputs *o, int first, int n)
+{
+    size_t vocab = (size_t)d->config->vocab;
+    bool ok = true;
+    for (int i = 0, end; i < n && ok; i = end) {
+        bool wanted = o->draw[first + i].wanted;
+        for (end = i + 1; end < n && o->draw[first + end].wanted == wanted;)
+            end++;
+        if (!wanted)
+            ok = d->plugin->read(d->gpu, o->logits + (size_t)(first + i) * vocab,
+                                 d->room.logits + (size_t)i * vocab,
+                                 (size_t)(end - i) * vocab * sizeof(float));
+    }
+    return ok;
+}
 
 /* Logits of rows [first, first + n) of out_row are in the room, and the likeliest tokens if they are wanted.
  */
@@ -259,15 +332,12 @@ static enum nyb_code take_outputs(struct device *d, const struct outputs *o, int
 {
     size_t vocab = (size_t)d->config->vocab;
     bool ok = !o->best || d->plugin->read(d->gpu, o->best + first, d->room.best, (size_t)n * sizeof(int32_t));
-    if (ok && o->logits)
+    if (ok && o->draw)
+        ok = read_other_logits(d, o, first, n);
+    else if (ok && o->logits)
         ok = d->plugin->read(d->gpu, o->logits + (size_t)first * vocab, d->room.logits,
                              (size_t)n * vocab * sizeof(float));
     return ok ? NYB_OK : device_failed(d, "reading logits", err);
-}
-
-static int head_rows(const struct device *d)
-{
-    return d->room.n_row < DEVICE_HEAD_ROWS ? d->room.n_row : DEVICE_HEAD_ROWS;
 }
 
 static enum nyb_code run_plan(struct device *d, const struct watch *w, struct nyb_err *err)
@@ -275,6 +345,8 @@ static enum nyb_code run_plan(struct device *d, const struct watch *w, struct ny
     TRY(make_scratch(d, err));
     if (w->probe)
         return run_watched(w);
+    if (w->spans)
+        return run_traced(w);
     return d->plugin->run(d->gpu, d->plan.op, d->plan.n) ? NYB_OK : device_failed(d, "a step", err);
 }
 
@@ -284,11 +356,15 @@ static enum nyb_code run_directly(struct device *d, const struct device_shape *s
     device_plan_clear(d);
     device_plan_layers(d, s);
     TRY(run_plan(d, w, err));
-    for (int first = 0; first < s->n_out; first += head_rows(d)) {
-        int n = s->n_out - first < head_rows(d) ? s->n_out - first : head_rows(d);
+    for (int first = 0; first < s->n_out; first += device_head_rows(d)) {
+        int n = s->n_out - first < device_head_rows(d) ? s->n_out - first : device_head_rows(d);
+        if (d->ep && first > 0)
+            TRY(device_ep_next_out(d, s, first, n, err));
         device_plan_clear(d);
         device_plan_head(d, s, first, n, true);
-        if (o->best)
+        if (o->draw)
+            device_plan_draw(d, s, first, n, true);
+        else if (o->best)
             device_plan_best(d, n);
         TRY(run_plan(d, w, err));
         TRY(take_outputs(d, o, first, n, err));
@@ -296,35 +372,61 @@ static enum nyb_code run_directly(struct device *d, const struct device_shape *s
     return w->probe ? show_final(w, s) : NYB_OK;
 }
 
-enum nyb_code device_forward(struct device *d, const struct batch *b, float *logits, int32_t *best,
-                             const struct model_probe *probe, struct nyb_err *err)
+/* By its graph, or what would be in it. */
+static enum nyb_code run_graph(struct device *d, const struct device_shape *s, const struct watch *w,
+                               struct nyb_err *err)
 {
-    const struct outputs o = {logits, best};
-    const struct watch w = {d, probe, b->n_tok, err};
-    struct device_shape s = device_shape_of(b);
+    if (!w->spans)
+        return replay(d, s, err);
+    plan_all(d, s);
+    return run_plan(d, w, err);
+}
+
+enum nyb_code device_forward(struct device *d, const struct batch *b, int cut, float *logits, int32_t *best,
+                             const struct draw *draw, const struct model_probe *probe, struct nyb_err *err)
+{
+    const struct outputs o = {logits, best, draw};
+    const bool whole = device_looks_inside(probe);
+    const struct batch *own = d->ep ? device_ep_take(d, b) : b;
+    const struct watch w = {d, whole ? probe : NULL, whole || !probe || !probe->span ? NULL : probe,
+                            own->n_tok, err};
+    bool graph;
     if (b->n_tok == 0)
         return NYB_OK;
+    ASSERT(!whole || cut == 0);
     d->n_step++;
     TRY(make_room(d, b->n_tok, err));
     TRY(extend_rope(d, b, err));
-    if (has_graph(d, &s, probe)) {
-        s = padded(d, &s);
+    struct device_shape s = shape_of(d, b, cut, w.probe, &graph);
+    s.draws = draw && s.n_out > 0;
+    if (graph) {
         s.best = best && s.n_out > 0;
-        TRY(upload(d, &s, b, err));
-        TRY(replay(d, &s, err));
+        TRY(upload(d, &s, own, &o, err));
+        TRY(run_graph(d, &s, &w, err));
         TRY(b->n_out ? take_outputs(d, &o, 0, b->n_out, err) : NYB_OK);
     } else {
-        TRY(upload(d, &s, b, err));
+        TRY(upload(d, &s, own, &o, err));
         TRY(run_directly(d, &s, &o, &w, err));
     }
     /* The batch's memory is written again by the next step; and a failure belongs to this one. */
     return d->plugin->sync(d->gpu) ? NYB_OK : device_failed(d, "a step", err);
 }
 
-enum nyb_code device_read_load(struct device *d, uint64_t *count, struct nyb_err *err)
+int device_most_top_k(const struct device *d)
 {
-    size_t bytes = (size_t)d->config->n_layer * (size_t)d->config->moe.n_expert * sizeof(*count);
-    return bytes == 0 || d->plugin->read(d->gpu, count, d->load, bytes)
-               ? NYB_OK
-               : device_failed(d, "reading counters", err);
+    return d->config->vocab <= CUDA_SAMPLE_MAX ? CUDA_SAMPLE_TOP_K : 0;
+}
+
+/* Counters only grow, each is read whole, and a step that goes on may be in them or not yet. */
+enum nyb_code device_read_load(struct device *d, atomic_ullong *count, struct nyb_err *err)
+{
+    size_t n = (size_t)d->config->n_layer * (size_t)d->config->moe.n_expert;
+    uint64_t *now = mem_alloc(n + 1, sizeof(*now));
+    pthread_mutex_lock(&d->load_lock);
+    bool ok = n == 0 || d->plugin->peek(d->gpu, now, d->load, n * sizeof(*now));
+    for (size_t i = 0; ok && i < n; i++)
+        atomic_store_explicit(&count[i], now[i], memory_order_relaxed);
+    pthread_mutex_unlock(&d->load_lock);
+    free(now);
+    return ok ? NYB_OK : device_failed(d, "reading counters", err);
 }

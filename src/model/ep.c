@@ -87,14 +87,18 @@ enum nyb_code ep_open(struct ep *ep, const struct model_config *c, struct comm *
     ep->chunk_rows = chunk_rows > 0 ? chunk_rows : row < CHUNK_BYTES ? (int)(CHUNK_BYTES / row) : 1;
     open_placements(ep, c);
     open_load(&ep->load, (size_t)c->n_layer, (size_t)m->n_expert, (size_t)c->shard.ep_size);
-    if (comm_rank(comm) == 0)
+    return NYB_OK;
+}
+
+void ep_say(const struct ep *ep, const struct model_config *c)
+{
+    if (ep->n_expert > 0)
         log_info(
             "expert parallel: %d experts and %d copies over %d ranks, rows as %s, %d rows of each rank a "
             "message, %d at once; buffers of at most %.1f MB a rank",
-            m->n_expert, c->shard.ep_redundant, c->shard.ep_size, ep->dispatch.codec->name,
+            ep->n_expert, c->shard.ep_redundant, c->shard.ep_size, ep->dispatch.codec->name,
             ep->dispatch.round_rows, ep->chunk_rows,
             (double)dispatch_worst_bytes(&ep->dispatch, ep->chunk_rows) * 1e-6);
-    return NYB_OK;
 }
 
 void ep_close(struct ep *ep)

@@ -45,6 +45,8 @@ struct shard_range ep_own_slots(const struct shard *s, int n_expert);
 enum nyb_code ep_open(struct ep *ep, const struct model_config *c, struct comm *comm, enum dispatch_type type,
                       int chunk_rows, struct nyb_err *err) NYB_MUST_CHECK;
 void ep_close(struct ep *ep);
+/* A line for people: what messages and buffers there are. Where CPUs compute. */
+void ep_say(const struct ep *ep, const struct model_config *c);
 
 /* Every expert is used, if not by this rank: marks their tensors so, and adds them to what may come and go.
  */

@@ -190,6 +190,8 @@ static enum nyb_code open_all(struct model *m, const struct model_options *o, st
     TRY(join_ranks(m, o, err));
     TRY(pool_open(&m->pool, o->n_thread, err));
     TRY(model_device_open(m, o, err));
+    if (!m->device && m->config.shard.ep_size > 1 && comm_rank(m->comm) == 0)
+        ep_say(&m->ep, &m->config);
     if (o->load_format == LOAD_AUTO)
         TRY(ckpt_open(&c, o->folder, err));
     enum nyb_code code = open_weights(m, o, c, err);
@@ -387,6 +389,7 @@ bool model_expert_load(const struct model *m, int layer, uint64_t *count)
     const struct model_config *c = &m->config;
     if (layer < 0 || layer >= c->n_layer || !m->expert_load || !c->layer_is_moe[layer])
         return false;
+    model_device_look_at_load(m);
     const atomic_ullong *load = m->expert_load + (size_t)layer * (size_t)c->moe.n_expert;
     for (int i = 0; i < c->moe.n_expert; i++)
         count[i] = atomic_load_explicit(&load[i], memory_order_relaxed);

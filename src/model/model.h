@@ -136,7 +136,8 @@ struct model_probe {
     /* A stage has just ended after ns nanoseconds. layer -1: embedding; L: last norm and head. */
     void (*stage)(void *arg, int layer, const char *name, uint64_t ns);
     /* The same with two-batch overlap, when micro_batch (0 or 1) is done with a stage: communication lasts
-     * from its start until what came has been taken. */
+     * from its start until what came has been taken. Of a GPU by its own clock, once the step is over, and
+     * also of kernels that all rows go through together (-1), with overlap or without. */
     void (*span)(void *arg, int micro_batch, int layer, const char *name, bool communication,
                  uint64_t begin_ns, uint64_t end_ns);
 };
@@ -186,5 +187,12 @@ void model_logits_free(struct model *m, float *logits);
  * lowest id among equals. On a GPU the logits stay there. */
 enum nyb_code model_forward_best(struct model *m, const struct batch *b, int32_t *best,
                                  struct nyb_err *err) NYB_MUST_CHECK;
+/* The same step on a GPU (model_can_draw), which draws there: token (batch->n_out), -1 where no logit is
+ * finite. Of rows whose draw (batch->n_out) is not wanted the logits are copied instead, to their place in
+ * logits (batch->n_out, vocab_size); all else there stays as it is. */
+enum nyb_code model_forward_draw(struct model *m, const struct batch *b, const struct draw *draw,
+                                 int32_t *token, float *logits, struct nyb_err *err) NYB_MUST_CHECK;
+/* The largest top_k of model_forward_draw; 0: this model's steps do not draw. */
+int model_can_draw(const struct model *m);
 
 #endif

@@ -8,9 +8,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "model/device.h"
+#include "model/device_ep.h"
 #include "model/ranks.h"
-
-#define LOAD_EVERY_NS 1000000000u /* the GPU's counters of routers' choices are read */
 
 bool model_parse_device(const char *text, enum device_choice *out)
 {
@@ -46,25 +45,59 @@ enum nyb_code model_device_read_rate(struct model *m, double *rate, struct nyb_e
     return device_read_rate(m->device, rate, err);
 }
 
+/* What one rank cannot do ends the job on all: the others wait for its GPU. */
+static enum nyb_code tell_ranks(struct model *m, enum nyb_code code, struct nyb_err *err)
+{
+    char text[512];
+    if (code == NYB_OK || comm_size(m->comm) == 1)
+        return code;
+    comm_fail(m->comm, "rank %d: %s", comm_rank(m->comm), err_format(err, text, sizeof(text)));
+    return comm_status(m->comm, err); /* the first reason, the same everywhere */
+}
+
 enum nyb_code model_device_profile(struct model *m, const struct batch *b,
                                    void (*fn)(void *arg, const char *name, int n, double seconds), void *arg,
                                    struct nyb_err *err)
 {
     if (!m->device)
         return err_set(err, NYB_E_ARG, "the model is not on a GPU");
-    if (comm_size(m->comm) > 1)
-        return err_set(err, NYB_E_UNSUPPORTED, "kernels are profiled on one GPU: there are %d",
-                       comm_size(m->comm));
-    return device_profile(m->device, b, fn, arg, err);
+    struct nyb_err own;
+    err = err ? err : &own;
+    ranks_profile(m, b);
+    enum nyb_code code = tell_ranks(m, device_profile(m->device, b, fn, arg, err), err);
+    arena_reset(&m->forward.step); /* what travelled */
+    return code;
 }
 
 /* ---- opening ------------------------------------------------------------------------------------- */
 
-static enum nyb_code check_support(const struct model *m, struct nyb_err *err)
+/* Of expert parallelism what GPUs do. Rows go as the bf16 that their kernels read, whatever is asked for of
+ * the two types that lose nothing of it. */
+static enum nyb_code check_experts(const struct model *m, const struct model_options *o, struct nyb_err *err)
+{
+    const struct shard *s = &m->config.shard;
+    if (s->ep_redundant > 0)
+        return err_at(err, NYB_E_UNSUPPORTED, "num_redundant_experts", -1,
+                      "is %d: on GPUs every expert is there once (--device cpu takes copies)",
+                      s->ep_redundant);
+    if (o->dispatch == DISPATCH_FP8 || o->dispatch == DISPATCH_NVFP4)
+        return err_at(err, NYB_E_UNSUPPORTED, "dispatch_dtype", -1,
+                      "is %s: GPUs send rows as the bf16 that their kernels read (f32 or bf16)",
+                      ep_codec(o->dispatch)->name);
+    if (m->compute != COMPUTE_BF16)
+        return err_at(err, NYB_E_UNSUPPORTED, "compute", -1,
+                      "%s: GPUs that share out experts compute in bf16 (--compute bf16)",
+                      compute_name(m->compute));
+    if (m->config.moe.n_expert > 0 && m->config.moe.n_expert < s->ep_size)
+        return err_at(err, NYB_E_UNSUPPORTED, "expert_parallel", -1, "%d experts are fewer than the %d GPUs",
+                      m->config.moe.n_expert, s->ep_size);
+    return NYB_OK;
+}
+
+static enum nyb_code check_support(const struct model *m, const struct model_options *o, struct nyb_err *err)
 {
     if (m->config.shard.ep_size > 1)
-        return err_at(err, NYB_E_UNSUPPORTED, "device", -1,
-                      "cuda: expert parallelism is the CPU's; GPUs share out features (tensor parallelism)");
+        TRY(check_experts(m, o, err));
     if (m->compute != COMPUTE_BF16 && m->compute != COMPUTE_W4A4)
         return err_at(err, NYB_E_UNSUPPORTED, "compute", -1,
                       "%s: a GPU computes in bf16 or w4a4 (--compute bf16, or --device cpu)",
@@ -113,8 +146,9 @@ static enum nyb_code open_together(struct model *m, const struct model_options *
                                            .max_tokens = o->max_batched_tokens,
                                            .no_graphs = o->no_graphs,
                                            .index = comm_rank(m->comm)};
-    const struct device_peer_options peers = {.no_fusion = o->no_fusion};
-    enum nyb_code code = check_support(m, err);
+    const struct device_peer_options peers = {.no_fusion = o->no_fusion,
+                                              .overlap = o->overlap.mode != OVERLAP_OFF};
+    enum nyb_code code = check_support(m, o, err);
     if (code == NYB_OK)
         code = device_open(&m->device, &options, err);
     if (code == NYB_OK)
@@ -122,6 +156,8 @@ static enum nyb_code open_together(struct model *m, const struct model_options *
     if (comm_size(m->comm) == 1)
         return code;
     code = ranks_agree(m->comm, code, err);
+    if (code == NYB_OK && m->config.shard.ep_size > 1)
+        device_ep_open(m->device, &m->config);
     return code == NYB_OK ? device_join(m->device, m->comm, &peers, err) : code;
 }
 
@@ -176,30 +212,42 @@ enum nyb_code model_device_kv_reserve(struct model *m, int n_block, struct nyb_e
     return NYB_OK;
 }
 
-/* Readers look on from other threads, so the GPU's counters are copied now and then. */
-static enum nyb_code copy_load(struct model *m, struct nyb_err *err)
+/* Each expert is on one rank, for good. */
+static void add_up_ranks(const struct model *m)
 {
-    uint64_t now = clock_ns();
-    size_t n = (size_t)m->config.n_layer * (size_t)m->config.moe.n_expert;
-    if (!m->expert_load || now - m->device_load_ns < LOAD_EVERY_NS)
-        return NYB_OK;
-    uint64_t *count = mem_alloc(n, sizeof(*count));
-    enum nyb_code code = device_read_load(m->device, count, err);
-    for (size_t i = 0; code == NYB_OK && i < n; i++)
-        atomic_store_explicit(&m->expert_load[i], count[i], memory_order_relaxed);
-    free(count);
-    m->device_load_ns = now;
-    return code;
+    int n_expert = m->config.moe.n_expert, n_rank = m->config.shard.ep_size;
+    for (int l = 0; l < m->config.n_layer; l++)
+        for (int r = 0; r < n_rank; r++) {
+            struct shard_range own = placement_slots(r, n_rank, n_expert);
+            const atomic_ullong *load = m->expert_load + (size_t)l * (size_t)n_expert;
+            uint64_t n = 0;
+            for (int i = own.begin; i < own.begin + own.count; i++)
+                n += atomic_load_explicit(&load[i], memory_order_relaxed);
+            atomic_store_explicit(&m->ep.load.pairs[(size_t)l * (size_t)n_rank + (size_t)r], n,
+                                  memory_order_relaxed);
+        }
 }
 
-/* What one rank cannot do ends the job on all: the others wait for its GPU. */
-static enum nyb_code tell_ranks(struct model *m, enum nyb_code code, struct nyb_err *err)
+void model_device_look_at_load(const struct model *m)
 {
-    char text[512];
-    if (code == NYB_OK || comm_size(m->comm) == 1)
-        return code;
-    comm_fail(m->comm, "rank %d: %s", comm_rank(m->comm), err_format(err, text, sizeof(text)));
-    return comm_status(m->comm, err); /* the first reason, the same everywhere */
+    struct nyb_err err;
+    if (!m->device || !m->expert_load)
+        return;
+    if (device_read_load(m->device, m->expert_load, &err) != NYB_OK)
+        log_debug("%s", err.message); /* the next step says so to the requests */
+    else if (m->ep.load.pairs)
+        add_up_ranks(m);
+}
+
+/* A row to cut the step at, or 0: what is looked at between operators is not cut, and sequences that are on
+ * one rank each are not yet. */
+static int choose_cut(struct model *m, const struct batch *b, bool watched)
+{
+    if (m->following)
+        return m->follow_cut;
+    if (watched || m->config.shard.ep_size > 1 || !device_can_overlap(m->device))
+        return 0;
+    return overlap_choose(&m->overlap, b, comm_size(m->comm));
 }
 
 /* Of several ranks every one runs the same launches: a step that rank 0 watches is no graph anywhere. */
@@ -208,14 +256,24 @@ enum nyb_code model_device_forward(struct model *m, const struct batch *b, float
 {
     static const struct model_probe looks_at_nothing;
     struct nyb_err own;
-    ranks_forward(m, b, probe != NULL, 0);
+    bool watched = device_looks_inside(probe);
+    int cut = choose_cut(m, b, watched);
+    ranks_forward(m, b, watched, cut);
     if (m->following && m->watched)
         probe = &looks_at_nothing;
     err = err ? err : &own;
-    enum nyb_code code = tell_ranks(m, device_forward(m->device, b, logits, best, probe, err), err);
+    enum nyb_code code = NYB_OK;
+    if (cut > 0)
+        code = device_keep_sm(m->device, b->n_tok, overlap_whole_ns(&m->overlap, b), err);
+    uint64_t begin = clock_ns();
+    if (code == NYB_OK)
+        code = device_forward(m->device, b, cut, logits, best, m->want_draw, probe, err);
+    code = tell_ranks(m, code, err);
     arena_reset(&m->forward.step); /* what travelled */
     TRY(code);
-    return copy_load(m, err);
+    if (!probe)
+        overlap_learn(&m->overlap, b, cut, clock_ns() - begin);
+    return NYB_OK;
 }
 
 float *model_logits_alloc(struct model *m, size_t bytes)
@@ -253,4 +311,21 @@ enum nyb_code model_forward_best(struct model *m, const struct batch *b, int32_t
         best[i] = best_of(logits + (size_t)i * vocab, m->config.vocab);
     free(logits);
     return code;
+}
+
+enum nyb_code model_forward_draw(struct model *m, const struct batch *b, const struct draw *draw,
+                                 int32_t *token, float *logits, struct nyb_err *err)
+{
+    ASSERT(m->device);
+    m->want_best = token;
+    m->want_draw = draw;
+    enum nyb_code code = model_forward(m, b, logits, NULL, err);
+    m->want_best = NULL;
+    m->want_draw = NULL;
+    return code;
+}
+
+int model_can_draw(const struct model *m)
+{
+    return m->device ? device_most_top_k(m->device) : 0;
 }

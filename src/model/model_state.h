@@ -33,9 +33,9 @@ struct model {
     struct quant *quant;
     struct weights weights;
     struct pool *pool;
-    struct device *device; /* the GPU that has the weights and the cache, or NULL */
-    uint64_t device_load_ns;
-    int32_t *want_best; /* model_forward_best: where, during its step on a GPU */
+    struct device *device;        /* the GPU that has the weights and the cache, or NULL */
+    int32_t *want_best;           /* model_forward_best, _draw: where, during its step on a GPU */
+    const struct draw *want_draw; /* model_forward_draw's, then                                 */
     enum compute compute;
     struct rope rope;
     struct kv_layer *kv; /* (n_layer) or NULL */

@@ -74,16 +74,24 @@ int overlap_choose(struct overlap *o, const struct batch *b, int n_rank)
 
 void overlap_learn(struct overlap *o, const struct batch *b, int cut, uint64_t ns)
 {
-    if (b->n_tok < 1 || o->option.mode == OVERLAP_OFF)
+    if (b->n_tok < 1)
         return;
     struct overlap_score *s = score_of(o, b);
     double row_ns = (double)ns / b->n_tok;
+    s->whole_ns = cut > 0 ? s->whole_ns : row_ns;
+    if (o->option.mode == OVERLAP_OFF)
+        return;
     if (s->steps && (cut > 0) != s->last_cut && row_ns > 0 && s->last_ns > 0)
         s->ratio[s->n_pair++ % OVERLAP_PAIRS] = cut ? row_ns / s->last_ns : s->last_ns / row_ns;
     s->last_ns = row_ns;
     s->last_cut = cut > 0;
     s->steps++;
     *(cut ? &o->n_on : &o->n_off) += 1;
+}
+
+double overlap_whole_ns(struct overlap *o, const struct batch *b)
+{
+    return b->n_tok > 0 ? score_of(o, b)->whole_ns : 0;
 }
 
 /* ---- cutting ------------------------------------------------------------------------------------- */

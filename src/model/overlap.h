@@ -21,7 +21,8 @@
 struct overlap_score {
     double ratio[OVERLAP_PAIRS]; /* time of a row with overlap by that without, of the last pairs */
     uint64_t n_pair, steps;
-    double last_ns; /* a row of the last step took */
+    double last_ns;  /* a row of the last step took */
+    double whole_ns; /* of the last that was not cut; 0: there was none */
     bool last_cut;
 };
 
@@ -36,6 +37,9 @@ void overlap_init(struct overlap *o, const struct overlap_options *option);
 int overlap_choose(struct overlap *o, const struct batch *b, int n_rank);
 /* What a step that was cut so has taken. */
 void overlap_learn(struct overlap *o, const struct batch *b, int cut, uint64_t ns);
+
+/* Nanoseconds that a row of a step of this size takes without overlap; 0: none has been seen. */
+double overlap_whole_ns(struct overlap *o, const struct batch *b);
 
 /* Rows [0, cut) and [cut, n_tok) of a batch as batches of their own. seq_start is from the arena; n_out is 0.
  */

@@ -24,7 +24,7 @@ struct command {
     int32_t n_block; /* COMMAND_RESERVE */
     int32_t task;    /* COMMAND_TASK    */
     uint64_t bytes;  /* COMMAND_TASK    */
-    int32_t n_seq, n_tok, n_block_max, n_out, watched, cut, has_home;
+    int32_t n_seq, n_tok, n_block_max, n_out, watched, cut, profile, has_home;
 };
 
 /* ---- opening ------------------------------------------------------------------------------------- */
@@ -158,19 +158,17 @@ static size_t batch_lengths(const struct command *c, size_t length[BATCH_ARRAYS]
     return total;
 }
 
-void ranks_forward(struct model *m, const struct batch *b, bool watched, int cut)
+static void send_step(struct model *m, const struct batch *b, struct command command)
 {
     if (!leads(m))
         return;
     update_say(m);
-    const struct command command = {.kind = COMMAND_FORWARD,
-                                    .n_seq = b->n_seq,
-                                    .n_tok = b->n_tok,
-                                    .n_block_max = b->n_block_max,
-                                    .n_out = b->n_out,
-                                    .watched = watched,
-                                    .cut = cut,
-                                    .has_home = b->home != NULL};
+    command.kind = COMMAND_FORWARD;
+    command.n_seq = b->n_seq;
+    command.n_tok = b->n_tok;
+    command.n_block_max = b->n_block_max;
+    command.n_out = b->n_out;
+    command.has_home = b->home != NULL;
     const int32_t *array[BATCH_ARRAYS] = {b->tok,         b->pos,     b->slot, b->seq_start,
                                           b->block_table, b->out_row, b->home};
     size_t length[BATCH_ARRAYS], total = batch_lengths(&command, length);
@@ -180,6 +178,16 @@ void ranks_forward(struct model *m, const struct batch *b, bool watched, int cut
             memcpy(at, array[i], length[i] * sizeof(*at));
     send(m, &command);
     (void)comm_broadcast(m->comm, all, total * sizeof(*all));
+}
+
+void ranks_forward(struct model *m, const struct batch *b, bool watched, int cut)
+{
+    send_step(m, b, (struct command){.watched = watched, .cut = cut});
+}
+
+void ranks_profile(struct model *m, const struct batch *b)
+{
+    send_step(m, b, (struct command){.profile = true});
 }
 
 /* ---- the others ---------------------------------------------------------------------------------- */
@@ -204,9 +212,10 @@ static enum nyb_code follow_step(struct model *m, const struct command *c, struc
                             .home = c->has_home ? array[6] : NULL};
     m->watched = c->watched;
     m->follow_cut = c->cut;
-    enum nyb_code code = comm_broadcast(m->comm, all, total * sizeof(*all))
-                             ? model_forward(m, &b, NULL, NULL, err)
-                             : comm_status(m->comm, err);
+    if (!comm_broadcast(m->comm, all, total * sizeof(*all)))
+        return comm_status(m->comm, err);
+    enum nyb_code code =
+        c->profile ? model_device_profile(m, &b, NULL, NULL, err) : model_forward(m, &b, NULL, NULL, err);
     m->watched = false;
     return code;
 }

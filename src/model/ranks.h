@@ -12,6 +12,8 @@ enum nyb_code ranks_agree_slowly(struct comm *comm, enum nyb_code code, struct n
 /* Rank 0 to the others, before it does the same itself. They do nothing on other ranks. */
 void ranks_reserve(struct model *m, int n_block);
 void ranks_forward(struct model *m, const struct batch *b, bool watched, int cut);
+/* The same batch for model_device_profile. */
+void ranks_profile(struct model *m, const struct batch *b);
 void ranks_end(struct model *m);
 
 /* What rank 0 has the others do besides steps: a row of the table in ranks.c each. They do it between two

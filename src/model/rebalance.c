@@ -43,7 +43,7 @@ struct order {
 void rebalance_open(struct model *m)
 {
     const struct ep *ep = &m->ep;
-    if (!ep->placement)
+    if (!ep->placement || m->device) /* on GPUs experts stay where they are */
         return;
     size_t n_layer = (size_t)ep->n_layer, n_expert = (size_t)ep->n_expert;
     struct rebalance *b = m->rebalance = mem_alloc(1, sizeof(*b));
@@ -270,7 +270,8 @@ void rebalance_follow(struct model *m, const uint8_t *data, size_t bytes)
 void model_experts(const struct model *m, struct model_experts *out)
 {
     const struct rebalance *b = m->rebalance;
-    *out = (struct model_experts){.n_rank = 1, .n_slot = m->config.moe.n_expert};
+    *out = (struct model_experts){.n_rank = m->ep.placement ? m->config.shard.ep_size : 1,
+                                  .n_slot = m->config.moe.n_expert};
     if (!b)
         return;
     *out = (struct model_experts){.n_rank = m->config.shard.ep_size,

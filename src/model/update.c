@@ -154,6 +154,7 @@ void update_close(struct update *u)
     if (u->announced)
         update_announce_close(m);
     pages_free(&u->staged);
+    pages_free(&u->aside);
     for (int i = 0; i < u->n_touched; i++)
         origin_drop(u->touched[i].origin);
     origin_drop(u->origin);

@@ -163,7 +163,8 @@ static void for_each_next(struct update *u, pool_fn *fn)
         fn(u, i, 0);
 }
 
-/* Fill the slots from where they were filled before. The facts of the live slots are the old ones. */
+/* Fill the slots from where they were filled before, or from the copies. The facts of the live slots are the
+ * old ones. */
 static enum nyb_code read_old(struct update *u, struct nyb_err *err)
 {
     if (u->was_inconsistent)
@@ -174,6 +175,7 @@ static enum nyb_code read_old(struct update *u, struct nyb_err *err)
         u->next.slot[i].tensor = s->tensor;
         u->next.slot[i].origin = s->origin;
     }
+    TRY(update_aside_put_back(u, err));
     TRY(update_read_into(u, u->m->weights.slots.slab.data, UPDATE_AT_ROLLBACK, u->m->pool, err));
     for_each_next(u, compare_slot);
     if (atomic_load(&u->hash_differs))
@@ -197,6 +199,7 @@ static enum nyb_code commit_in_place(struct update *u, struct nyb_err *err)
 {
     struct nyb_err first, second;
     TRY(update_check_way_back(u, err));
+    TRY(update_aside_take(u, err));
     for_each_next(u, hash_slot);
     enum nyb_code code =
         update_read_into(u, u->m->weights.slots.slab.data, UPDATE_AT_READ, u->m->pool, &first);

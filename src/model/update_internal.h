@@ -1,5 +1,6 @@
 /* What the files of an update share: update.c (its life), update_check.c and update_config.c (what it is
- * refused for), update_stage.c (reading), update_commit.c (exchanging, going back). */
+ * refused for), update_stage.c (reading), update_aside.c (copies of what is in no file), update_commit.c
+ * (exchanging, going back). */
 #ifndef NYB_MODEL_UPDATE_INTERNAL_H
 #define NYB_MODEL_UPDATE_INTERNAL_H
 
@@ -38,6 +39,7 @@ struct update {
     int *next_touched;        /* (next.n) which of `touched` each one is      */
     float *k_scale, *v_scale; /* (n_layer) of the KV cache             */
     struct pages staged;      /* same layout as the model's slab       */
+    struct pages aside;       /* what next's slots held that is in no file */
     size_t *covered;          /* (n_chunk) how many bytes of these PAGES_HUGE of the slab change       */
     int n_chunk;
     bool announced;           /* to the other ranks */
@@ -84,10 +86,20 @@ enum nyb_code update_plan(struct update *u, struct nyb_err *err) NYB_MUST_CHECK;
 struct slot *update_live_slot(const struct update *u, const struct touched *t);
 /* Of one of the n_chunk: the last may be short. */
 size_t update_chunk_bytes(const struct update *u, int chunk);
-/* Reading in place is only begun where the way back is open. */
+/* Reading in place is only begun where the way back is open: the files are what they were. */
 enum nyb_code update_check_way_back(const struct update *u, struct nyb_err *err) NYB_MUST_CHECK;
-/* Fill `next` at `slab`, which has the layout of the model's. */
+/* Fill `next` at `slab`, which has the layout of the model's. At UPDATE_AT_ROLLBACK only those of its slots
+ * whose live ones have an origin. */
 enum nyb_code update_read_into(struct update *u, uint8_t *slab, enum update_point point, struct pool *pool,
                                struct nyb_err *err) NYB_MUST_CHECK;
+
+/* ---- update_aside.c ------------------------------------------------------------------------------ */
+
+/* Of an update that will read in place: take room for a copy of the slots that have no origin. */
+enum nyb_code update_aside_plan(struct update *u, struct nyb_err *err) NYB_MUST_CHECK;
+/* Between two steps: copy them. */
+enum nyb_code update_aside_take(struct update *u, struct nyb_err *err) NYB_MUST_CHECK;
+/* And back. The facts of the live slots are the old ones. */
+enum nyb_code update_aside_put_back(struct update *u, struct nyb_err *err) NYB_MUST_CHECK;
 
 #endif

@@ -1,4 +1,5 @@
 /* What is read where: into a second slab beside the served one, or in place. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -71,15 +72,17 @@ enum nyb_code update_check_way_back(const struct update *u, struct nyb_err *err)
     const struct origin *checked = NULL;
     for (int i = 0; i < u->next.n && u->state != UPDATE_INCONSISTENT; i++) {
         const struct slot *s = update_live_slot(u, &u->touched[u->next_touched[i]]);
-        if (!s->origin)
-            return err_at(err, NYB_E_MEMORY, s->name, -1,
-                          "cannot be read again if the update fails, as no file holds what is served: this "
-                          "needs staging, which is off or for which memory has no room");
-        if (s->origin != checked)
+        if (s->origin && s->origin != checked)
             TRY(origin_check(s->origin, err));
         checked = s->origin;
     }
     return NYB_OK;
+}
+
+static enum nyb_code plan_in_place(struct update *u, struct nyb_err *err)
+{
+    TRY(update_aside_plan(u, err));
+    return update_check_way_back(u, err);
 }
 
 enum nyb_code update_plan(struct update *u, struct nyb_err *err)
@@ -89,7 +92,7 @@ enum nyb_code update_plan(struct update *u, struct nyb_err *err)
         if (u->o.staging == UPDATE_STAGING_ON && u->next.n)
             return err_at(err, NYB_E_UNSUPPORTED, "staging", -1,
                           "on: weights on a GPU are written in place, there is no second copy of them");
-        return update_check_way_back(u, err);
+        return plan_in_place(u, err);
     }
     cover_chunks(u);
     if (!u->next.n) /* scales alone */
@@ -105,7 +108,7 @@ enum nyb_code update_plan(struct update *u, struct nyb_err *err)
         }
         log_info("the new weights are not staged: %s", why.message);
     }
-    return update_check_way_back(u, err);
+    return plan_in_place(u, err);
 }
 
 /* ---- reading ------------------------------------------------------------------------------------- */
@@ -144,7 +147,7 @@ static enum nyb_code check_rows(const void *arg, const struct fill_piece *p, str
     return source.check(source.arg, p, err);
 }
 
-/* Fill `next` at `slab`, which has the layout of the model's; on a GPU where the live slots are. */
+/* On a GPU the slots lie where the live ones do, whatever `slab` is. */
 enum nyb_code update_read_into(struct update *u, uint8_t *slab, enum update_point point, struct pool *pool,
                                struct nyb_err *err)
 {
@@ -152,12 +155,18 @@ enum nyb_code update_read_into(struct update *u, uint8_t *slab, enum update_poin
     const struct fill_source source = {make_rows, &reader, locate_rows, check_rows};
     const struct fill_progress progress = {u->o.progress, u->o.progress_arg};
     const uint8_t *live = u->m->weights.slots.slab.data;
+    struct slots part = {.slot = mem_alloc((size_t)u->next.n + 1, sizeof(*part.slot))};
     for (int i = 0; i < u->next.n; i++) {
         const struct slot *s = update_live_slot(u, &u->touched[u->next_touched[i]]);
+        if (point == UPDATE_AT_ROLLBACK && !s->origin)
+            continue;
         u->next.slot[i].place = s->place;
         slot_set_address(&u->next.slot[i], s->place ? slot_address(s) : slab + (slot_address(s) - live));
+        part.slot[part.n++] = u->next.slot[i];
     }
-    return u->next.n ? fill_slots(&u->next, &source, pool, &progress, err) : NYB_OK;
+    enum nyb_code code = part.n ? fill_slots(&part, &source, pool, &progress, err) : NYB_OK;
+    free(part.slot);
+    return code;
 }
 
 /* Chunks that hold other slots too are staged with these as they are: steps only read them. */

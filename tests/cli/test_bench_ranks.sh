@@ -26,6 +26,22 @@ for mode in ("off", "auto", "always"):
     assert 0 < overlap["overlap"][mode]["best_ms"] <= overlap["overlap"][mode]["median_ms"], overlap
 END
 
+# Several steps at once, and one of each way as a trace.
+"$NYBBLE" bench overlap --load-format dummy --tensor-parallel-size 2 --threads 1 --prompt 64 --batch 16 --rounds 2 --json \
+    --trace "$work/trace" "$SOURCE/tests/dist/moe-shape" >"$work/steps" 2>/dev/null
+python3 - "$work" <<'END'
+import json, sys
+with open(sys.argv[1] + "/steps") as f:
+    assert [s["step"] for s in json.load(f)] == ["prefill of 64 tokens", "decode of 16 sequences"]
+with open(sys.argv[1] + "/trace") as f:
+    events = json.load(f)["traceEvents"]
+lanes = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and "tid" in e}
+seen = {lanes[e["tid"]] for e in events if e["ph"] == "X"}
+for lane in ("prefill of 64 tokens, overlap off", "prefill of 64 tokens, overlap always, half 0, communicate",
+             "decode of 16 sequences, overlap always, half 1, compute"):
+    assert lane in seen, (lane, seen)
+END
+
 refused() {
     local status=0
     "$NYBBLE" bench "$@" >"$work/out" 2>&1 || status=$?
@@ -37,5 +53,7 @@ refused comm --only mpi
 grep -q 'needs the ranks of mpirun' "$work/out"
 refused overlap --load-format dummy "$SOURCE/tests/dist/moe-shape"
 grep -q 'one rank has nothing to overlap' "$work/out"
+refused overlap --tensor-parallel-size 2 --prompt 1 "$SOURCE/tests/dist/moe-shape"
+grep -q 'one row cannot be cut apart' "$work/out"
 refused overlap --two-batch-overlap auto "$SOURCE/tests/dist/moe-shape"
 echo "bench comm and bench overlap: ok"

@@ -47,8 +47,11 @@ expect_in err "compute: w4a4: a GPU computes so with --gemm-backend and --moe-ba
 expect_status 0 "$NYBBLE" verify "${both[@]}" --device auto "$model"
 expect_in err "the CPU computes: gemm-backend: cublaslt-nvfp4 rounds"
 unset NYBBLE_SIMT_CAPABILITY
-expect_status 1 "$NYBBLE" verify --device cuda --tensor-parallel-size 2 --enable-expert-parallel "$model"
-expect_in err "expert parallelism is the CPU's"
+experts=(--device cuda --tensor-parallel-size 2 --enable-expert-parallel)
+expect_status 1 "$NYBBLE" verify "${experts[@]}" --dispatch-dtype fp8 "$model"
+expect_in err "dispatch_dtype: is fp8: GPUs send rows as the bf16 that their kernels read"
+expect_status 1 "$NYBBLE" verify "${experts[@]}" --num-redundant-experts 2 "$model"
+expect_in err "num_redundant_experts: is 2: on GPUs every expert is there once"
 expect_status 1 env NYBBLE_SIMT_DEVICES=1 "$NYBBLE" verify --device cuda --tensor-parallel-size 2 "$model"
 expect_in err "no GPU 1: this machine has 1"
 expect_status 0 env NYBBLE_SIMT_DEVICES=1 "$NYBBLE" verify --device auto --tensor-parallel-size 2 "$model"
@@ -68,6 +71,10 @@ for golden in qwen3_moe-modelopt ernie4_5_moe-modelopt; do
     expect_status 0 "$NYBBLE" verify --device cuda --tensor-parallel-size 2 "$SHARED/golden/$golden"
     expect_in out "verdict      pass"
 done
+# Experts and sequences instead of features: the experts of one rank are not the other's.
+expect_status 0 "$NYBBLE" verify "${experts[@]}" "$SHARED/golden/glm4_moe-modelopt"
+expect_in out "verdict      pass"
+expect_in err "experts over 2 GPUs: buffers of"
 NYBBLE_NCCL=$WORK/nowhere.so expect_status 0 "$NYBBLE" verify --device cuda --tensor-parallel-size 2 --enable-allreduce-fusion off \
     "$SHARED/golden/glm4_moe-modelopt"
 expect_in out "verdict      pass"
@@ -75,6 +82,10 @@ expect_in err "sums of GPUs that are not fused are this program's own: NCCL: $WO
 NYBBLE_NCCL=$WORK/nowhere.so expect_status 0 "$NYBBLE" bench gpus --ranks 2 --max-bytes 16K --rounds 2 --hidden 512 --json
 expect_in out '"bytes": 16384, "limit_us": '
 expect_in err "NCCL is not measured: NCCL: $WORK/nowhere.so"
+expect_status 0 "$NYBBLE" bench gpus --experts 16 --top-k 4 --max-rows 4 --rounds 1 --hidden 256 --json
+expect_in out '"rows": 4, "dispatch_us": '
+expect_status 2 "$NYBBLE" bench gpus --experts 4
+expect_in err "--top-k is 8 of 4 experts"
 for option in --moe-backend --gemm-backend; do
     expect_status 0 "$NYBBLE" verify --device cuda $option reference "$SHARED/golden/qwen3_moe-modelopt"
 done
@@ -85,6 +96,20 @@ for golden in qwen3_moe-modelopt ernie4_5_moe-modelopt glm4_moe-compressed-tenso
     expect_in out "verdict      pass"
 done
 unset NYBBLE_SIMT_CAPABILITY
+
+# Two-batch overlap over two emulated GPUs: both halves are on their lanes. Times of several ranks.
+expect_status 0 "$NYBBLE" bench overlap --device cuda --tensor-parallel-size 2 --prompt 16 --rounds 1 --trace "$WORK/trace" \
+    "$SHARED/golden/llama-dense-modelopt"
+expect_in out "always "
+expect_status 0 python3 "$SOURCE/bench/overlap.py" "$WORK/trace" "$WORK/svg" 0 1
+for text in "half 0, compute" "half 1, communicate" "sum, norm" "all rows"; do
+    grep -q "$text" "$WORK/svg" || fail "the picture has no $text"
+done
+expect_status 0 "$NYBBLE" bench model --device cuda --tensor-parallel-size 2 --prompt 4 --gen 0 --repeat 1 --trace "$WORK/trace" \
+    "$SHARED/golden/llama-dense-modelopt"
+expect_in out "    sum, norm "
+expect_in out "    head "
+grep -q '"name": "sum, norm", "ph": "X"' "$WORK/trace" || fail "no sum in the trace"
 
 # The bench reports both kinds of points and every kernel.
 expect_status 0 "$NYBBLE" bench model --device cuda --prompt 20 --gen 2 --batch 1,3 --repeat 1 --profile --json \

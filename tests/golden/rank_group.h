@@ -26,6 +26,7 @@ static struct fault_plan *fault_plan; /* of the group that is open */
 static int fault_rank;
 static bool followers_disk_is_full; /* of the next group: 1 MB more */
 static bool followers_differ;       /* of the next group: in a number that every rank has */
+static bool group_has_gpus;         /* of the next group: each rank an emulated one (emulated.h) */
 
 static enum nyb_code rank_fault(void *arg, enum update_point point, int64_t count)
 {
@@ -64,6 +65,7 @@ static inline struct model *open_group(const char *folder, int n_rank, bool expe
                                     .compute = COMPUTE_BF16,
                                     .n_thread = 1,
                                     .kv_type = -1,
+                                    .device = group_has_gpus ? DEVICE_CUDA : DEVICE_CPU,
                                     .comm = comm,
                                     .expert_parallel = experts};
     int rank = comm_rank(comm);

@@ -2,10 +2,12 @@
  * of a fresh start, and whoever was in flight gets what the mode promises. Also pausing, aborting, flushing.
  */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <time.h>
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "engine/live.h"
 #include "nybble.h"
 #include "unit/ckpt_files.h"
 
@@ -644,6 +646,51 @@ static void test_live_snapshot_and_version(void **state)
     nyb_close(e);
 }
 
+/* ---- whose turn it is ---------------------------------------------------------------------------- */
+
+struct mover {
+    struct live *live;
+    atomic_bool ends;
+    int n_moved;
+};
+
+static void *move_all_the_time(void *arg)
+{
+    struct mover *m = arg;
+    while (!atomic_load(&m->ends)) {
+        if (!live_take_to_move(m->live))
+            continue;
+        m->n_moved++;
+        live_give(m->live);
+    }
+    return NULL;
+}
+
+/* Experts that move, however often, are no conflict; an update or a check is one, for moves too. */
+static void test_moves_are_no_conflict(void **state)
+{
+    (void)state;
+    struct nyb_err err;
+    struct live l;
+    assert_int_equal(live_open(&l, "folder", NULL, &err), NYB_OK);
+    assert_true(live_take(&l));
+    assert_false(live_take(&l));
+    assert_false(live_take_to_move(&l));
+    live_give(&l);
+    struct mover m = {.live = &l};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, move_all_the_time, &m), 0);
+    for (int i = 0; i < 3000; i++) {
+        assert_true(live_take(&l));
+        live_give(&l);
+    }
+    atomic_store(&m.ends, true);
+    pthread_join(thread, NULL);
+    assert_true(live_take_to_move(&l));
+    live_give(&l);
+    live_close(&l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -660,6 +707,7 @@ int main(void)
         cmocka_unit_test(test_live_pause),
         cmocka_unit_test(test_live_abort_by_id_and_flush),
         cmocka_unit_test(test_live_snapshot_and_version),
+        cmocka_unit_test(test_moves_are_no_conflict),
     };
     return cmocka_run_group_tests(tests, make_twin, drop_twin);
 }

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <malloc.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "model/checksum.h"
@@ -349,11 +350,6 @@ static void test_update_from_upload(void **state)
         upload_close(up);
         assert_is_folder(m, whole);
     }
-    /* What was uploaded is in no file any more: reading in place over it would have no way back. */
-    const struct update_options in_place = {.folder = TALES, .staging = UPDATE_STAGING_OFF};
-    assert_int_equal(try_update(m, &in_place, &a), NYB_E_MEMORY);
-    assert_non_null(strstr(a.err.message, "staging"));
-    assert_is_folder(m, whole);
     model_close(m);
     free(donor);
     free(all);
@@ -631,6 +627,96 @@ static void test_update_inconsistent(void **state)
     free(b);
 }
 
+/* As if this process might take `room` more bytes and no more. */
+static struct rlimit limit_memory(uint64_t room)
+{
+    struct rlimit was, limit;
+    unsigned long long pages;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_int_equal(fscanf(f, "%llu", &pages), 1);
+    fclose(f);
+    getrlimit(RLIMIT_AS, &was);
+    limit = was;
+    limit.rlim_cur = pages * (uint64_t)sysconf(_SC_PAGESIZE) + room;
+    assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+    return was;
+}
+
+static void assert_no_room_for_a_copy(struct model *m)
+{
+    const struct update_options in_place = {.folder = TALES, .staging = UPDATE_STAGING_OFF};
+    struct update_facts facts;
+    struct nyb_err err;
+    struct update *u;
+    struct rlimit was = limit_memory(4 << 20);
+    enum nyb_code code = update_prepare(&u, m, &in_place, &facts, &err);
+    assert_int_equal(setrlimit(RLIMIT_AS, &was), 0);
+    assert_int_equal(code, NYB_E_MEMORY);
+    assert_non_null(strstr(err.message, "no room for a copy"));
+}
+
+static void commit_and_roll_back(struct model *m, const char *folder)
+{
+    const struct update_options in_place = {.folder = folder, .staging = UPDATE_STAGING_OFF};
+    struct update_facts facts;
+    struct nyb_err err;
+    struct update *u;
+    golden_must(update_prepare(&u, m, &in_place, &facts, &err), &err);
+    golden_must(update_stage(u, &err), &err);
+    golden_must(update_commit(u, &err), &err);
+    golden_must(update_rollback(u, &err), &err);
+    update_close(u);
+}
+
+/* What was uploaded, and what is random, is in no file: an update in place keeps a copy of it, which is as
+ * good as a file. */
+static void test_update_over_what_is_in_no_file(void **state)
+{
+    (void)state;
+    NEED(TALES);
+    char *donor = twin(TALES, "nowhere", "--perturb 43 --only '*.mlp.*' --only '*embed*'");
+    char *all = twin(TALES, "nowhere-all", "--perturb 43");
+    char *edits = mem_printf("--take '%s' '*.mlp.*' --take '%s' '*embed*'", all, all);
+    char *whole = twin(TALES, "nowhere-whole", edits);
+    struct model *m = golden_model(TALES, COMPUTE_BF16, 2), *fresh = golden_model(whole, COMPUTE_BF16, 2);
+    struct update_upload *up = upload_file(donor, 65536);
+    const struct update_options o = {.upload = up};
+    struct attempt a;
+    golden_must(try_update(m, &o, &a), &a.err);
+    upload_close(up);
+    assert_no_room_for_a_copy(m);
+    for (int i = 0; i < 3; i++) { /* reading, committing, and a rollback after it */
+        struct fault f = {.point = i == 1 ? UPDATE_AT_COMMIT : UPDATE_AT_READ, .at = i == 2 ? -1 : 7};
+        if (i < 2)
+            assert_int_equal(update_with_fault(m, TALES, UPDATE_STAGING_OFF, &f, &a), NYB_E_IO);
+        else
+            commit_and_roll_back(m, TALES);
+        assert_same_model(m, fresh);
+    }
+    struct fault lost = {.point = UPDATE_AT_READ, .at = 3, .rollback_too = true};
+    assert_int_equal(update_with_fault(m, TALES, UPDATE_STAGING_OFF, &lost, &a), NYB_E_IO);
+    assert_int_equal(a.state, UPDATE_INCONSISTENT);
+    must_update(m, TALES, UPDATE_STAGING_OFF);
+    assert_is_folder(m, TALES);
+    const struct update_options random = {.folder = TALES, .load_format = LOAD_DUMMY, .dummy_seed = 3};
+    golden_must(try_update(m, &random, &a), &a.err);
+    float *old = golden_answer(m);
+    struct fault f = {.point = UPDATE_AT_READ, .at = 99};
+    assert_int_equal(update_with_fault(m, TALES, UPDATE_STAGING_OFF, &f, &a), NYB_E_IO);
+    float *now = golden_answer(m);
+    assert_memory_equal(now, old, golden_answer_bytes(m));
+    must_update(m, TALES, UPDATE_STAGING_OFF);
+    assert_is_folder(m, TALES);
+    free(old);
+    free(now);
+    model_close(m);
+    model_close(fresh);
+    free(donor);
+    free(all);
+    free(edits);
+    free(whole);
+}
+
 static void overwrite(const char *folder, long offset)
 {
     char *path = path_join(folder, "model.safetensors");
@@ -805,16 +891,27 @@ static void test_update_commit_is_short(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_update_equals_fresh_tales), cmocka_unit_test(test_update_equals_fresh_golden),
-        cmocka_unit_test(test_update_permuted_experts),   cmocka_unit_test(test_update_between_dresses),
-        cmocka_unit_test(test_update_ten_parts),          cmocka_unit_test(test_update_from_a_part_alone),
-        cmocka_unit_test(test_update_from_upload),        cmocka_unit_test(test_update_refuses),
-        cmocka_unit_test(test_update_refuses_nan_scales), cmocka_unit_test(test_update_refuses_names),
-        cmocka_unit_test(test_update_one_at_a_time),      cmocka_unit_test(test_update_through_links),
-        cmocka_unit_test(test_update_survives_faults),    cmocka_unit_test(test_update_rolls_back),
-        cmocka_unit_test(test_update_inconsistent),       cmocka_unit_test(test_update_old_files),
-        cmocka_unit_test(test_update_hundred_times),      cmocka_unit_test(test_update_w4a4_and_dummy),
-        cmocka_unit_test(test_update_commit_is_short),    cmocka_unit_test(test_update_file_that_ends_early),
+        cmocka_unit_test(test_update_equals_fresh_tales),
+        cmocka_unit_test(test_update_equals_fresh_golden),
+        cmocka_unit_test(test_update_permuted_experts),
+        cmocka_unit_test(test_update_between_dresses),
+        cmocka_unit_test(test_update_ten_parts),
+        cmocka_unit_test(test_update_from_a_part_alone),
+        cmocka_unit_test(test_update_from_upload),
+        cmocka_unit_test(test_update_refuses),
+        cmocka_unit_test(test_update_refuses_nan_scales),
+        cmocka_unit_test(test_update_refuses_names),
+        cmocka_unit_test(test_update_one_at_a_time),
+        cmocka_unit_test(test_update_through_links),
+        cmocka_unit_test(test_update_survives_faults),
+        cmocka_unit_test(test_update_rolls_back),
+        cmocka_unit_test(test_update_inconsistent),
+        cmocka_unit_test(test_update_old_files),
+        cmocka_unit_test(test_update_over_what_is_in_no_file),
+        cmocka_unit_test(test_update_hundred_times),
+        cmocka_unit_test(test_update_w4a4_and_dummy),
+        cmocka_unit_test(test_update_commit_is_short),
+        cmocka_unit_test(test_update_file_that_ends_early),
     };
     return cmocka_run_group_tests(tests, make_workshop, drop_workshop);
 }

@@ -1,4 +1,5 @@
 /* Weights replaced in a model that several processes hold: all change, or none does. */
+#include "golden/emulated.h"
 #include "golden/rank_group.h"
 #include "unit/ckpt_files.h"
 
@@ -57,6 +58,13 @@ static void assert_checksum(struct model *m, const char *folder)
     checksum_free(&b);
 }
 
+static void assert_answer(struct model *m, const float *expected)
+{
+    float *now = golden_answer(m);
+    assert_memory_equal(now, expected, golden_answer_bytes(m));
+    free(now);
+}
+
 /* ---- updates ------------------------------------------------------------------------------------- */
 
 /* With steps between the phases. */
@@ -93,9 +101,7 @@ static void check(struct model *m, const struct update_options *o, bool roll_bac
     enum nyb_code code = try_update(m, o, roll_back, &got, &err);
     if (got != state || (code == NYB_OK) != (roll_back || state == UPDATE_NEW))
         fail_msg("code %d, state %s: %s: %s", code, update_state_name(got), err.where, err.message);
-    float *logits = golden_answer(m);
-    assert_memory_equal(logits, expected, golden_answer_bytes(m));
-    free(logits);
+    assert_answer(m, expected);
 }
 
 static void check_updates(int n_rank, bool experts)
@@ -448,13 +454,14 @@ static void check_faults(const char *folder, int n_rank, bool experts, enum upda
         for (int point = UPDATE_AT_READ; point <= (int)UPDATE_AT_COMMIT; point++) {
             assert_true(count[r][point] > 0);
             int stride = golden_fault_stride(count[r][point]);
+            if (group_has_gpus && stride > 1) /* the emulator is slow: two places, or three, and one answer */
+                stride = count[r][point] / 2;
             for (int at = r % stride; at < count[r][point]; at += stride) {
                 plan_fault(r, (enum update_point)point, at);
                 assert_int_equal(try_b(m, b, staging, &state, &err), NYB_E_IO);
                 assert_int_equal(state, UPDATE_OLD);
-                float *now = golden_answer(m);
-                assert_memory_equal(now, old, golden_answer_bytes(m));
-                free(now);
+                if (!group_has_gpus || at + stride >= count[r][point])
+                    assert_answer(m, old);
             }
         }
     assert_checksum(m, folder); /* of every rank */
@@ -474,6 +481,18 @@ static void test_faults_on_any_rank(void **state)
     check_faults(GOLDEN "qwen3_moe-modelopt", 2, false, UPDATE_STAGING_ON);
     check_faults(GOLDEN "qwen3_moe-modelopt", 2, false, UPDATE_STAGING_OFF);
     check_faults(GOLDEN "qwen3_moe-modelopt", 3, true, UPDATE_STAGING_ON);
+}
+
+/* Ranks with a GPU each read in place, and go back by reading again: there as here. */
+static void test_faults_on_any_gpu(void **state)
+{
+    (void)state;
+    NEED(GOLDEN);
+    if (!emulated_use())
+        skip();
+    group_has_gpus = true;
+    check_faults(GOLDEN "qwen3_moe-modelopt", 2, false, UPDATE_STAGING_OFF);
+    group_has_gpus = false;
 }
 
 /* A rank dies while it reads beside the steps, while it reads in place, and at both ends of the commit: rank
@@ -559,13 +578,6 @@ static void exchange_experts(struct model *m)
     assert_int_equal(done.n_move, 1);
     assert_int_equal(slot_of_expert(m, 2), 20);
     assert_int_equal(slot_of_expert(m, 20), 2);
-}
-
-static void assert_answer(struct model *m, const float *expected)
-{
-    float *now = golden_answer(m);
-    assert_memory_equal(now, expected, golden_answer_bytes(m));
-    free(now);
 }
 
 /* The second rank is held in the middle of a read while the first closes the update: nothing moves, steps go
@@ -660,7 +672,7 @@ static void test_moved_experts_are_read_again(void **state)
 }
 
 /* Another checkpoint lies where the served one was read from, and one expert comes from it. The rank to which
- * that expert moves has only the first one open. */
+ * that expert moves has only the first one open, so that an update in place keeps a copy of it. */
 static void test_an_expert_of_a_folder_that_was_replaced(void **state)
 {
     (void)state;
@@ -668,26 +680,14 @@ static void test_an_expert_of_a_folder_that_was_replaced(void **state)
     NEED(TALES);
     char *workshop = folder_make(), *a = twin(workshop, "served", "--perturb 5"),
          *c = twin(workshop, "c", "--perturb 7"), *aside = path_join(workshop, "aside");
-    struct nyb_err err = {0};
-    enum update_state after;
     struct model *m = open_group(a, 2, true);
     assert_int_equal(rename(a, aside), 0);
     free(twin(workshop, "served", "--perturb 6"));
     update_some(m, a, names, 1);
     plan_exchange(m);
     exchange_experts(m);
-    float *old = golden_answer(m);
-    plan_fault(0, UPDATE_AT_READ, 5);
-    assert_int_equal(try_b(m, c, UPDATE_STAGING_OFF, &after, &err), NYB_E_MEMORY);
-    assert_non_null(strstr(err.message, "cannot be read again"));
-    assert_non_null(strstr(err.where, "layers.1.mlp.experts.2."));
-    assert_int_equal(after, UPDATE_OLD);
-    assert_answer(m, old);
-    plan_fault(-1, UPDATE_AT_READ, 0);
-    golden_must(try_b(m, c, UPDATE_STAGING_ON, &after, &err), &err);
-    assert_checksum(m, c);
+    check_way_back(m, c);
     close_group(m);
-    free(old);
     free(a);
     free(c);
     free(aside);
@@ -707,6 +707,7 @@ int main(void)
         cmocka_unit_test(test_ranks_that_differ),
         cmocka_unit_test(test_values_on_any_ranks),
         cmocka_unit_test(test_faults_on_any_rank),
+        cmocka_unit_test(test_faults_on_any_gpu),
         cmocka_unit_test(test_a_rank_dies),
         cmocka_unit_test(test_nothing_moves_while_a_rank_closes_an_update),
         cmocka_unit_test(test_moved_experts_are_read_again),

@@ -1,9 +1,10 @@
-"""A server whose model is on the emulated GPU: the answers, checksum and values of the CPU, among others as alone, and
-new weights.
+"""A server whose model is on the emulated GPU: the answers, checksum and values of the CPU, among others as alone, new
+weights, tokens drawn there and here, and a GPU that is lost for a while.
 NYBBLE names the program."""
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
@@ -47,19 +48,43 @@ class Device(unittest.TestCase):
         cls.values = values(cpu)
         assert cpu.stop() == 0
         cpu.close()
-        cls.server = Server("--no-access-log", "--device", "cuda", env={"NYBBLE_CUDA_PLUGIN": PLUGIN})
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.lost = os.path.join(cls.folder.name, "lost")  # as long as it is there, so is the GPU not
+        cls.server = Server("--no-access-log", "--device", "cuda",
+                            env={"NYBBLE_CUDA_PLUGIN": PLUGIN, "NYBBLE_SIMT_LOST": cls.lost})
 
     @classmethod
     def tearDownClass(cls):
         code = cls.server.stop()
         assert code == 0, (code, cls.server.text())
         cls.server.close()
+        cls.folder.cleanup()
 
     def test_answers(self):
         self.assertIn("emulated GPU", self.server.text())
         self.assertEqual(answers(self.server), self.wanted)
         status, reply = self.server.post("/v1/completions", body(PROMPTS[1]), timeout=300)
         self.assertEqual((status, reply["choices"][0]["text"]), (200, self.wanted[1]))
+
+    def test_draws_are_those_of_the_cpu(self):
+        """Who wants logprobs has its logits copied and its tokens drawn by the CPU's sampler."""
+        asked = [dict(body(prompt, 3), seed=i, temperature=0.9, top_p=0.95, top_k=top_k)
+                 for i, (prompt, top_k) in enumerate(zip(PROMPTS, (0, 0, 20)))]
+        asked += [dict(one, logprobs=1) for one in asked]
+        with ThreadPoolExecutor(len(asked)) as pool:
+            replies = list(pool.map(lambda b: self.server.post("/v1/completions", b, timeout=300), asked))
+        texts = [reply["choices"][0]["text"] for _, reply in replies]
+        self.assertEqual(texts[:3], texts[3:])
+
+    def test_lost(self):
+        """Requests end with the reason, the process goes on, and so do answers once the GPU is back."""
+        with open(self.lost, "w", encoding="ascii") as f:
+            f.write("0")
+        status, reply = self.server.post("/v1/completions", body(PROMPTS[0]), timeout=300)
+        os.unlink(self.lost)
+        self.assertEqual(status, 500, reply)
+        self.assertIn("the device is lost", reply["error"]["message"])
+        self.assertEqual(answers(self.server), self.wanted)
 
     def check(self, action):
         status, reply = self.server.post("/weights_checker", {"action": action}, timeout=300)

@@ -6,6 +6,7 @@
 #define NYB_FAKE_RUNNER_H
 
 #include "engine/runner.h"
+#include "engine/sampler.h"
 
 #define FAKE_VOCAB 32
 
@@ -16,6 +17,9 @@ struct fake {
     uint64_t fail_rng; /* fail_one_in > 0: some steps fail, half-way through */
     int fail_one_in;
     int max_tok, max_seq;
+    struct sampler *sampler; /* it draws with this itself (draw of struct runner), or NULL */
+    float *logits;           /* then: (max_tok, FAKE_VOCAB)                              */
+    int n_drawn, n_left;     /* rows that it drew, and that it left to others            */
 };
 
 static inline uint64_t fake_mix(uint64_t before, int32_t tok, uint64_t generation)
@@ -70,9 +74,34 @@ static enum nyb_code fake_forward(void *self, const struct batch *b, float *logi
     return NYB_OK;
 }
 
+/* Nobody gets the logits of a row that is drawn. */
+static inline enum nyb_code fake_draw(void *self, const struct batch *b, const struct draw *draw,
+                                      int32_t *token, float *logits, struct nyb_err *err)
+{
+    struct fake *f = self;
+    TRY(fake_forward(self, b, f->logits, err));
+    for (int i = 0; i < b->n_out; i++) {
+        float *row = f->logits + (size_t)i * FAKE_VOCAB, *to = logits + (size_t)i * FAKE_VOCAB;
+        if (draw[i].wanted) {
+            token[i] = sampler_choose(f->sampler, 0, &draw[i], row);
+            memset(to, 0xff, FAKE_VOCAB * sizeof(*to));
+            f->n_drawn++;
+        } else {
+            memcpy(to, row, FAKE_VOCAB * sizeof(*to));
+            f->n_left++;
+        }
+    }
+    return NYB_OK;
+}
+
 static inline struct runner fake_runner(struct fake *f)
 {
-    return (struct runner){.self = f, .vocab = FAKE_VOCAB, .reserve = fake_reserve, .forward = fake_forward};
+    return (struct runner){.self = f,
+                           .vocab = FAKE_VOCAB,
+                           .reserve = fake_reserve,
+                           .forward = fake_forward,
+                           .draw = f->sampler ? fake_draw : NULL,
+                           .most_top_k = FAKE_VOCAB / 2};
 }
 
 #endif

@@ -43,6 +43,7 @@ struct sim {
     int32_t shared[LEN_MAX]; /* a beginning that many prompts have */
     /* counted over all episodes */
     long n_event, n_arrival, n_cancel, n_stall, n_preempt, n_failed, n_finish[5], n_token, n_cached;
+    long n_drawn, n_left;
 };
 
 static int roll(struct sim *s, int n)
@@ -115,7 +116,7 @@ static struct params random_params(struct sim *s, int room)
     if (chance(s, 20))
         p.top_p = 0.7f;
     if (chance(s, 20))
-        p.top_k = 5;
+        p.top_k = p.ignore_eos ? 5 : FAKE_VOCAB / 2 + 4; /* few enough for a runner that draws, or not */
     if (chance(s, 20))
         p.repetition = 1.2f;
     if (chance(s, 10))
@@ -284,6 +285,12 @@ static void begin_episode(struct sim *s)
                             .fail_rng = test_random(&s->rng),
                             .max_tok = o.max_num_batched_tokens,
                             .max_seq = o.max_num_seqs};
+    if (s->rng % 2) { /* a runner that draws tokens itself */
+        s->fake.sampler = s->reference;
+        s->fake.logits =
+            calloc((size_t)(o.max_num_batched_tokens + o.max_num_seqs), FAKE_VOCAB * sizeof(float));
+        assert_non_null(s->fake.logits);
+    }
     s->now = 0;
     s->n_failed = 0;
     for (int i = 0; i < LEN_MAX; i++)
@@ -334,7 +341,10 @@ static void run_episode(struct sim *s)
     assert_int_equal(s->step.sched.n_waiting + s->step.sched.n_running + s->step.sched.n_parked, 0);
     assert_int_equal(kv_free_count(s->step.kv), kv_block_count(s->step.kv));
     step_close(&s->step);
+    s->n_drawn += s->fake.n_drawn;
+    s->n_left += s->fake.n_left;
     free(s->fake.kv);
+    free(s->fake.logits);
 }
 
 static void test_sched_survives_random_events(void **state)
@@ -356,6 +366,7 @@ static void test_sched_survives_random_events(void **state)
     assert_int_equal(s->n_finish[1] + s->n_finish[2] + s->n_finish[3] + s->n_finish[4], s->n_arrival);
     /* The load is what it is meant to be. */
     assert_true(s->n_preempt > events / 50 && s->n_cancel > events / 100 && s->n_stall > events / 100);
+    assert_true(s->n_drawn > events / 20 && s->n_left > events / 20);
     assert_true(s->n_finish[NYB_FINISH_STOP] > events / 50 && s->n_cached > events / 5);
     sampler_close(s->reference);
     free(s);

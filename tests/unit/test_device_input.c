@@ -107,7 +107,7 @@ static void test_exact_shapes(void **state)
     for (size_t i = 0; i < COUNT_OF(n_seq); i++) {
         static struct made m;
         make_batch(&m, rows[i], n_seq[i], 0);
-        struct device_shape s = device_shape_of(&m.b);
+        struct device_shape s = device_shape_of(&m.b, 0);
         assert_int_equal(s.n_row, m.b.n_tok);
         assert_int_equal(s.n_out, n_seq[i]);
         check(&m, &s);
@@ -123,9 +123,9 @@ static void test_splits(void **state)
     for (size_t i = 0; i < COUNT_OF(past); i++) {
         static struct made m;
         make_batch(&m, one, 1, past[i]);
-        assert_int_equal(device_shape_of(&m.b).n_split, split[i]);
+        assert_int_equal(device_shape_of(&m.b, 0).n_split, split[i]);
         make_batch(&m, many, 1, past[i]);
-        assert_int_equal(device_shape_of(&m.b).n_split, 1);
+        assert_int_equal(device_shape_of(&m.b, 0).n_split, 1);
     }
 }
 
@@ -143,12 +143,99 @@ static void test_padded_shapes(void **state)
     }
 }
 
+/* Of a step that is cut: every row in one tile of its half, counted from the half's first row, or alone. */
+static void check_half(const struct made *m, const struct device_shape *s, uint8_t *at, int half, int *seen)
+{
+    const struct device_part p = device_part_of(s, at, half);
+    int n = m->b.n_tok < s->cut ? m->b.n_tok : s->cut;
+    assert_int_equal(p.first, half ? s->cut : 0);
+    assert_int_equal(p.n_row, half ? s->n_row - s->cut : s->cut);
+    assert_int_equal(*p.count, half ? m->b.n_tok - n : n);
+    assert_in_range(*p.single_count, 0, p.n_single);
+    assert_in_range(*p.tile_count, 0, p.n_tile);
+    assert_memory_equal(p.tok, m->tok + p.first, (size_t)*p.count * sizeof(int32_t));
+    assert_memory_equal(p.pos, m->pos + p.first, (size_t)*p.count * sizeof(int32_t));
+    assert_memory_equal(p.slot, m->slot + p.first, (size_t)*p.count * sizeof(int32_t));
+    struct cuda_tile all[ROW_MAX];
+    for (int i = 0; i < *p.single_count + *p.tile_count; i++) {
+        all[i] = i < *p.single_count ? p.single[i] : p.tile[i - *p.single_count];
+        assert_in_range(all[i].row, 0, *p.count - all[i].n_row);
+        all[i].row += p.first;
+    }
+    mark(&m->b, all, *p.single_count, 1, 1, seen);
+    mark(&m->b, all + *p.single_count, *p.tile_count, 1, CUDA_TILE_TOKENS, seen);
+}
+
+static void check_cut(const struct made *m, const struct device_shape *s)
+{
+    int seen[ROW_MAX] = {0};
+    uint8_t *at = malloc(device_input_bytes(s, &m->b));
+    assert_non_null(at);
+    device_input_write(s, &m->b, at);
+    for (int half = 0; half < 2; half++)
+        check_half(m, s, at, half, seen);
+    for (int i = 0; i < m->b.n_tok; i++)
+        assert_int_equal(seen[i], 1);
+    free(at);
+}
+
+static void test_cut_steps(void **state)
+{
+    (void)state;
+    static const int rows[][SEQ_MAX] = {
+        {65}, {1, 1, 1}, {2, 1, 63}, {1, 200, 1, 64, 128, 3, 1, 1, 1, 500, 1, 2}, {129, 127, 1}};
+    static const int n_seq[] = {1, 3, 3, 12, 3};
+    static struct made m;
+    for (size_t i = 0; i < COUNT_OF(n_seq); i++) {
+        make_batch(&m, rows[i], n_seq[i], 0);
+        for (int cut = 1; cut < m.b.n_tok; cut += cut < 70 ? 1 : 13) {
+            struct device_shape s = device_shape_of(&m.b, cut);
+            assert_int_equal(s.n_single, device_shape_of(&m.b, 0).n_single); /* the same kernels */
+            check_cut(&m, &s);
+        }
+    }
+    static const int ones[SEQ_MAX] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    for (int n = 1; n <= SEQ_MAX; n++) { /* padded, also up to where the second half has no rows */
+        make_batch(&m, ones, n, 40);
+        const struct device_shape s = {
+            .n_row = 16, .n_out = 16, .n_single = 16, .n_split = 4, .cut = 8, .single_cut = 8};
+        check_cut(&m, &s);
+    }
+}
+
+/* Halves begin where kernels can read them, and long ones where a tile of attention would. */
+static void test_where_steps_are_cut(void **state)
+{
+    (void)state;
+    for (int n = 0; n < 3000; n++) {
+        int cut = device_cut(n, n / 2);
+        assert_true(cut % 8 == 0 && cut <= n / 2 && (n < 16 || cut > 0));
+        assert_true(n < 256 || (cut % CUDA_TILE_TOKENS == 0 && n / 2 - cut < CUDA_TILE_TOKENS));
+    }
+    assert_int_equal(device_cut(100, 0), 0);
+}
+
+/* Of sums that take twice as long on half as many SMs: few where arithmetic is long, many where they are. */
+static void test_sm_for_sums(void **state)
+{
+    (void)state;
+    const struct device_side s = {
+        .n = 3, .n_sm = {4, 16, 32}, .bytes = 1e6, .on_all = 10e-6, .on = {160e-6, 40e-6, 20e-6}};
+    const struct device_side none = {0};
+    assert_int_equal(device_side_sm(&s, 132, 100e6, 20000e-6), 4); /* 19 ms beside 16 */
+    assert_int_equal(device_side_sm(&s, 132, 100e6, 6000e-6), 16); /* 5 beside 16, 4 or 2 */
+    assert_int_equal(device_side_sm(&s, 132, 100e6, 2500e-6), 32); /* 1.5 beside 4 or 2 */
+    assert_int_equal(device_side_sm(&s, 132, 100e6, 900e-6), 0);   /* less than the sums alone */
+    assert_int_equal(device_side_sm(&s, 132, 100e6, 0), 0);
+    assert_int_equal(device_side_sm(&none, 132, 100e6, 1), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exact_shapes),
-        cmocka_unit_test(test_splits),
-        cmocka_unit_test(test_padded_shapes),
+        cmocka_unit_test(test_exact_shapes),        cmocka_unit_test(test_splits),
+        cmocka_unit_test(test_padded_shapes),       cmocka_unit_test(test_cut_steps),
+        cmocka_unit_test(test_where_steps_are_cut), cmocka_unit_test(test_sm_for_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

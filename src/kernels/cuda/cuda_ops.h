@@ -165,7 +165,11 @@ struct cuda_router {
 };
 
 /* out[t] = sum over j, in order, of weight[t][j] * down(h) of expert id[t][j], h = silu(gate(x[t])) *
- * up(x[t]) rounded to bf16; ids below zero are of no expert here. The kernels for packed weights. */
+ * up(x[t]) rounded to bf16; ids below zero are of no expert here. The kernels for packed weights.
+ *
+ * Where `each` is not NULL, the products go there instead, as they are before they are weighted and added up:
+ * [n_row][n_used][hidden], bf16 where cuda_moe_is_for_many(), else fp32. Nothing is written in the places of
+ * ids below zero, and weight and out are not looked at. */
 struct cuda_moe {
     const uint8_t *gate_up; /* [n_expert] packed pairs: 2 * inner rows of hidden    */
     const uint8_t *down;    /* [n_expert] packed: hidden rows of inner              */
@@ -175,9 +179,16 @@ struct cuda_moe {
     const float *weight;                             /* [n_row][n_used] */
     float *out;                                      /* [n_row][hidden] */
     int32_t n_used, n_expert, hidden, inner;         /* the last two multiples of 64 */
+    void *each;                                      /* or NULL */
 };
+/* Whether the kernels for many rows take it: those round each product to bf16 before they add. */
+static inline bool cuda_moe_is_for_many(int32_t n_row, int32_t n_used)
+{
+    return n_row > CUDA_ROWS_MAX || (int64_t)n_row * n_used > CUDA_SLOTS_MAX;
+}
 
-/* The same for weights that are not packed, of any type and size, with biases: simple, not fast. */
+/* The same for weights that are not packed, of any type and size, with biases: simple, not fast. `each` is
+ * fp32 for any number of rows. */
 struct cuda_moe_plain {
     struct cuda_weight gate, up, down; /* [n_expert] each */
     const float *gate_bias, *up_bias,
@@ -187,6 +198,7 @@ struct cuda_moe_plain {
     const float *weight;
     float *out;
     int32_t n_used, n_expert, hidden, inner;
+    float *each;
 };
 
 /* h = silu(gate) * up, rounded to bf16 */
@@ -201,6 +213,25 @@ struct cuda_swiglu {
 struct cuda_argmax {
     const float *x; /* [n_row][n] */
     int32_t *id;    /* [n_row] */
+    int32_t n;
+};
+
+/* One token of each row, as the CPU's sampler (engine/sampler.h) draws it from the same logits with the same
+ * number: plugin/sample.cu says how far that goes. Rows that are not wanted are left as they are, their ids
+ * too; the logits of the others are lost. */
+#define CUDA_SAMPLE_MAX   (1 << 19) /* columns         */
+#define CUDA_SAMPLE_TOP_K 1024      /* of a row's top_k */
+struct cuda_draw {
+    double uniform;     /* in [0, 1)                                   */
+    float scale;        /* 1 / temperature; 0: the likeliest           */
+    float top_p, min_p; /* 1, 0: off                                   */
+    int32_t top_k;      /* 0: off                                      */
+    int32_t wanted, unused;
+};
+struct cuda_sample {
+    float *x;                     /* [n_row][n] */
+    const struct cuda_draw *draw; /* [n_row] */
+    int32_t *id;                  /* [n_row]; -1: no logit is finite */
     int32_t n;
 };
 
@@ -236,6 +267,46 @@ struct cuda_gather {
     int32_t first[CUDA_PEERS_MAX + 1]; /* by rank, ascending from 0 */
 };
 
+/* ---- rows that are on one rank each ----
+ *
+ * With expert parallelism every rank has rows of its own, and experts of its own. Row i of rank r, i <
+ * count[r], is row place[r * most + i] of all rows together; no two have the same place. Counts and places
+ * lie in the device's memory, and are the same on all ranks, as are `most` and `n_all`. These operators' own
+ * n_row is `most`, and their `count` is NULL. */
+struct cuda_spread {
+    const int32_t *count; /* [size]       */
+    const int32_t *place; /* [size][most] */
+    int32_t most, n_all;  /* that the launches cover: of any rank, and of all together */
+};
+
+/* Rows to the ranks that have an expert which they chose, once to each; or to all ranks, where `expert` is
+ * NULL. local[row][j] is the choice as one of this rank's experts, -1 where it is another's or the row is not
+ * real; rows of x_all that nobody here needs are left as they are. */
+struct cuda_dispatch {
+    struct cuda_spread rows;
+    const uint16_t *x;                 /* bf16 [count[rank]][n], 16-byte aligned, of this rank      */
+    const int32_t *expert;             /* [count[rank]][n_used] of this rank's rows, or NULL        */
+    uint16_t *x_all;                   /* bf16 [n_all][n], 16-byte aligned                          */
+    int32_t *local;                    /* [n_all][n_used]; not where `expert` is NULL               */
+    uint64_t *load;                    /* [first[size]] counts up every rank's choices, or NULL     */
+    int32_t first[CUDA_PEERS_MAX + 1]; /* rank r has experts [first[r], first[r + 1])  */
+    int32_t n, n_used;                 /* n a multiple of 8 */
+};
+
+/* What the experts of all ranks made of this rank's rows, added up in the order of choice as cuda_moe does:
+ * out[i] = sum over j of weight[i][j] * product. */
+struct cuda_combine {
+    struct cuda_spread rows;
+    const void *each;      /* [n_all][n_used][n] this rank's products, as cuda_moe's */
+    bool is_bf16;          /* they are, else fp32; the same on all ranks             */
+    const int32_t *local;  /* [n_all][n_used] of the dispatch before                 */
+    const int32_t *expert; /* [count[rank]][n_used] of this rank's rows              */
+    const float *weight;   /* [count[rank]][n_used]                                  */
+    float *out;            /* [count[rank]][n], 16-byte aligned                      */
+    int32_t first[CUDA_PEERS_MAX + 1];
+    int32_t n, n_used;
+};
+
 /* cuda_moe for tiled weights (use_cublaslt): what goes into the matrices is rounded to NVFP4 under the scale
  * of each, and nothing else below fp32. The host waits in it for the choice of experts: not for graphs. */
 struct cuda_moe_w4a4 {
@@ -261,13 +332,25 @@ enum cuda_op_kind {
     CUDA_OP_ALL_REDUCE,
     CUDA_OP_GATHER,
     CUDA_OP_MOE_W4A4,
+    CUDA_OP_DISPATCH,
+    CUDA_OP_COMBINE,
+    CUDA_OP_SAMPLE,
     CUDA_OP_KINDS,
 };
+
+/* Operators of a lane run in order, each after the one before it in the array; those of two lanes run side by
+ * side, but for what `back` says. A call's operators begin when all calls before it have ended, and are over
+ * when both lanes are. While both are in use, a few SMs are kept for the side (peers_reserve). No two
+ * operators that wait for peers may run side by side: all ranks run them in the order of the array. */
+enum cuda_lane { CUDA_LANE_MAIN, CUDA_LANE_SIDE, CUDA_LANES };
 
 struct cuda_op {
     int32_t kind;         /* enum cuda_op_kind */
     int32_t n_row;        /* that the launch covers, at least 1 */
     const int32_t *count; /* [1] rows that are real; NULL: n_row. Never more than n_row */
+    int32_t lane;         /* enum cuda_lane */
+    int32_t back;         /* of the other lane: begins when the operator so many places before it has ended;
+                             0: it waits for none */
     union {
         struct cuda_embed embed;
         struct cuda_add_norm add_norm;
@@ -282,6 +365,9 @@ struct cuda_op {
         struct cuda_all_reduce all_reduce;
         struct cuda_gather gather;
         struct cuda_moe_w4a4 moe_w4a4;
+        struct cuda_dispatch dispatch;
+        struct cuda_combine combine;
+        struct cuda_sample sample;
     } as;
 };
 

@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 
-#define CUDA_PLUGIN_ABI    3
+#define CUDA_PLUGIN_ABI    5
 #define CUDA_PLUGIN_FILE   "libnybble_cuda.so"
 #define CUDA_PLUGIN_SYMBOL "cuda_plugin"
 
@@ -54,6 +54,11 @@ struct cuda_peer_options {
 
 #define CUDA_LIBRARY_ID_BYTES 128 /* what NCCL calls a unique id */
 
+/* When an operator ran, in seconds since the call began. */
+struct cuda_span {
+    float begin, end;
+};
+
 /* Functions that return bool or a pointer: false or NULL is a failure that error() describes in one line. A
  * call may come from any thread; one at a time, except write, pack and zero, of which several may run at
  * once, peek and peers_stop. */
@@ -77,8 +82,8 @@ struct cuda_plugin {
     /* In order with run: host memory, of alloc_host, is read until the next read, copy or sync. */
     bool (*upload)(struct cuda_gpu *g, void *device, const void *host, size_t bytes);
     bool (*read)(struct cuda_gpu *g, void *host, const void *device, size_t bytes); /* waits for all work */
-    /* The same for memory that no work in progress writes: waits for none, and may run beside any other call,
-     * several at once. */
+    /* The same for memory that no work in progress writes, or only counts in: waits for none, and may run
+     * beside any other call, several at once. */
     bool (*peek)(struct cuda_gpu *g, void *host, const void *device, size_t bytes);
     bool (*sync)(struct cuda_gpu *g);
 
@@ -126,6 +131,12 @@ struct cuda_plugin {
     /* ---- cuBLASLt ---- */
     /* Load it, for CUDA_NVFP4_TILED; once is enough. False: this GPU or this machine cannot. */
     bool (*use_cublaslt)(struct cuda_gpu *g);
+
+    /* ---- two lanes ---- */
+    /* SMs that are the side's alone while both lanes are in use: at least 1, at most half of them. */
+    bool (*peers_reserve)(struct cuda_gpu *g, int n_sm);
+    /* Run them in their lanes, and wait: span[n_op]. */
+    bool (*trace)(struct cuda_gpu *g, const struct cuda_op *op, int n_op, struct cuda_span *span);
 };
 
 #endif

@@ -1,5 +1,5 @@
 /* The instructions of plugin/gpu.h that are more than a line of C++. */
-#include "kernels/cuda/plugin/gpu.h"
+#include "kernels/cuda/plugin/attention_number.cuh"
 
 #include <chrono>
 
@@ -20,6 +20,8 @@ uint8_t float_e4m3(float f)
     const float m = fabsf(f);
     if (m >= 448.0f)
         return sign | 0x7e;
+    if (m == 0.0f)
+        return sign;
     int exponent = 0;
     frexpf(m, &exponent); /* m = 0.5..1 * 2^exponent */
     const int step = std::max(exponent - 4, -9);
@@ -36,7 +38,45 @@ float half_float(uint16_t h)
     return h >> 15 ? -m : m;
 }
 
-void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+/* Nearest, ties to even; infinite beyond the largest. */
+static uint16_t float_half(float f)
+{
+    const uint16_t sign = (uint16_t)(__float_as_uint(f) >> 16 & 0x8000u);
+    const float m = fabsf(f);
+    if (f != f)
+        return 0x7fff;
+    if (m >= 65520.0f) /* halfway from the largest to the next that there would be */
+        return sign | 0x7c00;
+    if (m == 0.0f)
+        return sign;
+    int exponent = 0;
+    frexpf(m, &exponent);
+    const int step = std::max(exponent - 11, -24);
+    const int units = (int)nearbyintf(ldexpf(m, -step)); /* 0 to 2048 of 2^step */
+    return (uint16_t)(sign | (((step + 24) << 10) + units));
+}
+
+uint32_t float_half_pair(float low, float high)
+{
+    return float_half(low) | (uint32_t)float_half(high) << 16;
+}
+
+uint32_t e4m3_half_pair(uint32_t two)
+{
+    uint32_t out = 0;
+    for (int i = 0; i < 2; i++) {
+        const uint8_t b = (uint8_t)(two >> 8 * i);
+        const float f = (b & 0x7f) == 0x7f ? NAN : e4m3_float(b);
+        out |= (uint32_t)float_half(f) << 16 * i;
+    }
+    return out;
+}
+
+/* The low and the high half of a pair as floats. */
+typedef float (*half_of)(uint32_t pair);
+
+template <half_of LOW, half_of HIGH>
+static void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     const uint32_t b[2] = {b0, b1};
     uint32_t all_a[32][4], all_b[32][2];
@@ -53,10 +93,30 @@ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
         for (unsigned pair = 0; pair < 8; pair++) {
             const uint32_t x = all_a[row % 8 * 4 + pair % 4][row / 8 + pair / 4 * 2];
             const uint32_t y = all_b[column * 4 + pair % 4][pair / 4];
-            sum += bf16_low(x) * bf16_low(y) + bf16_high(x) * bf16_high(y);
+            sum += LOW(x) * LOW(y) + HIGH(x) * HIGH(y);
         }
         c[i] = sum;
     }
+}
+
+void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    mma<bf16_low, bf16_high>(c, a, b0, b1);
+}
+
+static float half_low(uint32_t pair)
+{
+    return half_float((uint16_t)pair);
+}
+
+static float half_high(uint32_t pair)
+{
+    return half_float((uint16_t)(pair >> 16));
+}
+
+void mma_half(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    mma<half_low, half_high>(c, a, b0, b1);
 }
 
 uint32_t transpose_8x8(uint32_t pair)

@@ -64,9 +64,25 @@ const char *linear_start(const struct packed_linear *w, const struct gpu_limits 
     return any_rows(w, stream);
 }
 
+/* About where a GPU's shared memory ends. */
+bool linear_takes(const struct packed_linear *w, const struct gpu_limits *)
+{
+    return w->K <= 8192;
+}
+
 bool prefill_linear_takes(const struct packed_linear *, const struct gpu_limits *)
 {
     return true;
+}
+
+bool prefill_bf16_takes(const struct dense *, const struct gpu_limits *)
+{
+    return false; /* dense_tile.cu does */
+}
+
+const char *prefill_bf16_start(const struct dense *, const struct op_place *)
+{
+    return "no wgmma here";
 }
 
 size_t prefill_linear_bytes(int, int)
@@ -74,7 +90,8 @@ size_t prefill_linear_bytes(int, int)
     return 256;
 }
 
-const char *prefill_linear_start(const struct packed_linear *w, bool, void *, cudaStream_t stream)
+const char *prefill_linear_start(const struct packed_linear *w, bool, void *, const struct gpu_limits *,
+                                 cudaStream_t stream)
 {
     return any_rows(w, stream);
 }
@@ -104,7 +121,7 @@ static void up_kernel(const packed_moe w, uint16_t *h)
     h[(size_t)slot * w.inner + i] = float_bf16(gate / (1.0f + expf(-gate)) * up);
 }
 
-static void down_kernel(const packed_moe w, const uint16_t *h)
+static void down_kernel(const packed_moe w, const uint16_t *h, bool many)
 {
     const int o = (int)(blockIdx.x * THREADS + threadIdx.x), t = (int)blockIdx.y;
     if (o >= w.hidden)
@@ -115,17 +132,28 @@ static void down_kernel(const packed_moe w, const uint16_t *h)
         if (e < 0 || e >= w.n_expert)
             continue;
         const uint8_t *down = w.down + (size_t)e * matrix_bytes(w.hidden, w.inner);
-        sum += w.weight[slot] * (dot(down, (size_t)o, h + (size_t)slot * w.inner, w.inner) * w.down_scale[e]);
+        float y = dot(down, (size_t)o, h + (size_t)slot * w.inner, w.inner) * w.down_scale[e];
+        const size_t at = (size_t)slot * w.hidden + o;
+        if (many)
+            y = bf16_float(float_bf16(y));
+        if (!w.each)
+            sum = fmaf(w.weight[slot], y, sum);
+        else if (many)
+            ((uint16_t *)w.each)[at] = float_bf16(y);
+        else
+            ((float *)w.each)[at] = y;
     }
-    w.out[(size_t)t * w.hidden + o] = sum;
+    if (!w.each)
+        w.out[(size_t)t * w.hidden + o] = sum;
 }
 
-static const char *experts(const struct packed_moe *w, uint16_t *h, cudaStream_t stream)
+/* The kernels for many rows round each product, as on a GPU. */
+static const char *experts(const struct packed_moe *w, uint16_t *h, bool many, cudaStream_t stream)
 {
     const dim3 up((unsigned)(w->inner + THREADS - 1) / THREADS, (unsigned)(w->n_row * w->n_used));
     const dim3 down((unsigned)(w->hidden + THREADS - 1) / THREADS, (unsigned)w->n_row);
     const char *why = gpu_why(gpu_launch(up_kernel, up, THREADS, 0, stream, *w, h));
-    return why ? why : gpu_why(gpu_launch(down_kernel, down, THREADS, 0, stream, *w, h));
+    return why ? why : gpu_why(gpu_launch(down_kernel, down, THREADS, 0, stream, *w, h, many));
 }
 
 const char *prefill_check(const struct packed_moe *m)
@@ -146,7 +174,7 @@ const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scra
         w->n_row * w->n_used > CUDA_SLOTS_MAX)
         return "moe: expected 1 to 32 tokens and at most 256 pairs of a token and an expert";
     const char *why = prefill_check(w);
-    return why ? why : experts(w, scratch->h, stream);
+    return why ? why : experts(w, scratch->h, false, stream);
 }
 
 size_t prefill_bytes(const struct packed_moe *m)
@@ -154,8 +182,9 @@ size_t prefill_bytes(const struct packed_moe *m)
     return (size_t)m->n_row * (size_t)m->n_used * (size_t)m->inner * sizeof(uint16_t);
 }
 
-const char *prefill_start(const struct packed_moe *m, void *scratch, cudaStream_t stream)
+const char *prefill_start(const struct packed_moe *m, void *scratch, const struct gpu_limits *,
+                          cudaStream_t stream)
 {
     const char *why = prefill_check(m);
-    return why ? why : experts(m, (uint16_t *)scratch, stream);
+    return why ? why : experts(m, (uint16_t *)scratch, true, stream);
 }

@@ -298,6 +298,20 @@ static inline int __clz(int v)
     return v ? __builtin_clz((unsigned)v) : 32;
 }
 
+static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by)
+{
+    return by & 31 ? high << (by & 31) | low >> (32 - (by & 31)) : high;
+}
+/* Each nibble of `which` names a byte of b a; without signs. */
+static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which)
+{
+    const uint64_t both = (uint64_t)b << 32 | a;
+    unsigned out = 0;
+    for (unsigned i = 0; i < 4; i++)
+        out |= (unsigned)(both >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
+    return out;
+}
+
 static inline unsigned __float_as_uint(float f)
 {
     unsigned u;

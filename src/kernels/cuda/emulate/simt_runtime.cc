@@ -1,13 +1,10 @@
 #include "kernels/cuda/emulate/simt_runtime.h"
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <new>
-#include <vector>
 
 #include "kernels/cuda/emulate/simt_stream.h"
 
@@ -27,39 +24,19 @@
 #undef GUARD
 #endif
 
-struct simt_graph {
-    std::vector<std::function<cudaError_t()>> work;
-};
-struct simt_stream {
-    simt_graph *recording;
-};
-struct simt_event {
-    std::chrono::steady_clock::time_point at;
-};
-
 static std::mutex lock;
 static std::map<const uint8_t *, size_t> device_memory;
 static size_t used;
 static thread_local cudaError_t last_error;
 static thread_local int current_device;
 
-static cudaError_t result(cudaError_t e)
+cudaError_t simt::result(cudaError_t e)
 {
     if (e != cudaSuccess)
         last_error = e;
     return e;
 }
-
-namespace simt
-{
-cudaError_t stream_do(cudaStream_t stream, std::function<cudaError_t()> work)
-{
-    if (!stream || !stream->recording)
-        return result(work());
-    stream->recording->work.push_back(std::move(work));
-    return cudaSuccess;
-}
-} // namespace simt
+using simt::result;
 
 const char *cudaGetErrorString(cudaError_t e)
 {
@@ -74,10 +51,16 @@ const char *cudaGetErrorString(cudaError_t e)
         return simt::launch_error();
     case cudaErrorStreamCaptureInvalidated:
         return "operation failed while a graph was recorded";
+    case cudaErrorStreamCaptureUnjoined:
+        return "a stream that was recorded has not been joined again";
+    case cudaErrorStreamCaptureIsolation:
+        return "a recorded stream waits for what is not recorded";
     case cudaErrorNotReady:
         return "not ready";
     case cudaErrorPeerAccessAlreadyEnabled:
         return "peer access is already enabled";
+    case cudaErrorDevicesUnavailable:
+        return "the device is lost";
     }
     return "unknown error";
 }
@@ -136,6 +119,8 @@ cudaError_t cudaSetDevice(int device)
 {
     if (!is_there(device))
         return result(cudaErrorInvalidValue);
+    if (simt_is_lost()) /* every call of the plug-in begins here */
+        return cudaErrorDevicesUnavailable;
     current_device = device;
     return cudaSuccess;
 }
@@ -303,107 +288,4 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
 {
     return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
-}
-
-/* ---- streams, events, graphs ------------------------------------------------------------------------- */
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
-{
-    *stream = new (std::nothrow) simt_stream();
-    return result(*stream ? cudaSuccess : cudaErrorMemoryAllocation);
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream)
-{
-    delete stream;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t stream)
-{
-    return result(stream && stream->recording ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
-}
-
-cudaError_t cudaDeviceSynchronize()
-{
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *event)
-{
-    *event = new (std::nothrow) simt_event();
-    return result(*event ? cudaSuccess : cudaErrorMemoryAllocation);
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    delete event;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
-{
-    return simt::stream_do(stream, [=] {
-        event->at = std::chrono::steady_clock::now();
-        return cudaSuccess;
-    });
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t)
-{
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
-{
-    *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned)
-{
-    return cudaSuccess; /* what was asked for before is done */
-}
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
-{
-    if (stream->recording)
-        return result(cudaErrorInvalidValue);
-    stream->recording = new (std::nothrow) simt_graph();
-    return result(stream->recording ? cudaSuccess : cudaErrorMemoryAllocation);
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
-{
-    *graph = stream->recording;
-    stream->recording = nullptr;
-    return result(*graph ? cudaSuccess : cudaErrorInvalidValue);
-}
-
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long)
-{
-    *exec = new (std::nothrow) simt_graph(*graph);
-    return result(*exec ? cudaSuccess : cudaErrorMemoryAllocation);
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
-{
-    for (const std::function<cudaError_t()> &work : exec->work) {
-        const cudaError_t e = simt::stream_do(stream, work);
-        if (e != cudaSuccess)
-            return e;
-    }
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph)
-{
-    delete graph;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
-{
-    delete exec;
-    return cudaSuccess;
 }

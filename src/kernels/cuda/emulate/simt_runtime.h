@@ -18,8 +18,11 @@ enum cudaError_t {
     cudaErrorMemoryAllocation,
     cudaErrorLaunchFailure,
     cudaErrorStreamCaptureInvalidated,
+    cudaErrorStreamCaptureUnjoined,
+    cudaErrorStreamCaptureIsolation,
     cudaErrorNotReady,
     cudaErrorPeerAccessAlreadyEnabled,
+    cudaErrorDevicesUnavailable,
 };
 const char *cudaGetErrorString(cudaError_t e);
 cudaError_t cudaGetLastError();
@@ -41,6 +44,7 @@ enum cudaDeviceAttr {
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaSetDevice(int device);
+bool simt_is_lost(); /* simt_lost.cc */
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device);
 cudaError_t cudaDeviceEnablePeerAccess(int device, unsigned flags);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int device);
@@ -88,12 +92,16 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 
 #define cudaStreamNonBlocking 1
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaDeviceSynchronize();
 
 typedef struct simt_event *cudaEvent_t;
+#define cudaEventDisableTiming 2
 cudaError_t cudaEventCreate(cudaEvent_t *event);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
@@ -105,6 +113,7 @@ typedef struct simt_graph *cudaGraphExec_t;
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+enum { cudaGraphInstantiateFlagUseNodePriority = 8 };
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);

@@ -7,6 +7,8 @@
 
 namespace simt
 {
+/* Keeps a failure as the last error. */
+cudaError_t result(cudaError_t e);
 /* Now, or into the graph that the stream records. Failures stay as the last error. */
 cudaError_t stream_do(cudaStream_t stream, std::function<cudaError_t()> work);
 /* simt_shared.cc: memory that other processes can open. False: none of it. */

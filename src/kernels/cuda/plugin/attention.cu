@@ -89,8 +89,9 @@ static size_t align(size_t bytes)
 
 static size_t part_count(const struct cuda_attention *a)
 {
-    const bool parts = a->n_split > 1 && a->n_single > 0 && attention_has_mma(&a->kv);
-    return parts ? (size_t)a->n_single * (size_t)a->n_head * (size_t)a->n_split : 0;
+    if (a->n_single < 1 || !attention_has_mma(&a->kv) || attention_part_count(a) < 2)
+        return 0;
+    return (size_t)a->n_single * (size_t)a->n_head * (size_t)attention_part_count(a);
 }
 
 size_t attention_scratch(const struct cuda_op *op)
@@ -126,6 +127,7 @@ const char *attention_start(const struct cuda_op *op, const struct op_place *at)
     if (a->n_single > 0)
         why = attention_single_start(a, &parts, at->stream);
     if (!why && a->n_tile > 0)
-        why = attention_tile_start(a, at->stream);
+        why = attention_has_wgmma(&a->kv, at->limits) ? attention_wgmma_start(a, at->stream)
+                                                      : attention_tile_start(a, at->stream);
     return why;
 }

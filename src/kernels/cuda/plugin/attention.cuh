@@ -6,7 +6,7 @@
 
 #define LOG2_E 1.44269504088896f
 
-/* Results of the splits of the rows of `single`, [n_single][n_head][n_split] each. */
+/* Results of the parts of the rows of `single`, [n_single][n_head][attention_part_count] each. */
 struct attention_parts {
     float *max, *sum; /* of the scores in units of log2; of 2^(score - max) */
     float *acc;       /* [head_dim]: of 2^(score - max) * value */
@@ -15,9 +15,40 @@ struct attention_parts {
 /* Heads of this size and cache type have kernels for tensor cores. */
 bool attention_has_mma(const struct cuda_kv *kv);
 
+/* Keys of a part of a row of `single` are cut at absolute positions. Where few rows are in the step, short
+ * sequences have short parts, which use more of the GPU; long ones have less to put together, and blocks that
+ * live longer. The position from which on parts are long: about 64 short ones in all the rows before. It is
+ * the same for all numbers of rows that share a graph, those up to a power of two, and 0 for more than 8. */
+#define ATTENTION_PART (4 * CUDA_SPLIT_KEYS) /* 32 blocks at most */
+static inline int attention_long_from(const struct cuda_attention *a)
+{
+    int rows = 1;
+    while (rows < a->n_single && rows <= 8)
+        rows *= 2;
+    return rows <= 8 ? 64 * CUDA_SPLIT_KEYS / rows : 0;
+}
+__host__ __device__ __forceinline__ int attention_part_keys(int long_from, int pos)
+{
+    return pos < long_from ? CUDA_SPLIT_KEYS : ATTENTION_PART;
+}
+/* Into how many parts a launch cuts the keys that rows of `single` may see. */
+static inline int attention_part_count(const struct cuda_attention *a)
+{
+    const int n_long = (a->n_split * CUDA_SPLIT_KEYS + ATTENTION_PART - 1) / ATTENTION_PART;
+    const int n_short = attention_long_from(a) / CUDA_SPLIT_KEYS;
+    return max(n_long, min(a->n_split, n_short));
+}
+
 const char *attention_single_start(const struct cuda_attention *a, const struct attention_parts *parts,
                                    cudaStream_t stream);
+/* The parts to rows of y. */
+const char *attention_merge_start(const struct cuda_attention *a, const struct attention_parts *parts,
+                                  cudaStream_t stream);
 const char *attention_tile_start(const struct cuda_attention *a, cudaStream_t stream);
+
+/* The same, on Hopper, for rows of tiles. */
+bool attention_has_wgmma(const struct cuda_kv *kv, const struct gpu_limits *limits);
+const char *attention_wgmma_start(const struct cuda_attention *a, cudaStream_t stream);
 
 /* NULL: whatever follows is one of these sizes. */
 #define ATTENTION_SWITCH(why, kv, call)           \

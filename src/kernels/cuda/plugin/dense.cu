@@ -170,6 +170,8 @@ static struct packed_linear packed_from(const struct cuda_op *op, int first)
 /* By the kernel for few rows, so many at a time. */
 static const char *packed_few(const struct packed_linear *all, const struct op_place *at)
 {
+    if (linear_single_takes(all, at->limits))
+        return linear_single_start(all, at->limits, at->stream);
     for (int row = 0; row < all->n_row; row += CUDA_ROWS_MAX) {
         struct packed_linear w = *all;
         w.n_row = all->n_row - row < CUDA_ROWS_MAX ? all->n_row - row : CUDA_ROWS_MAX;
@@ -183,13 +185,26 @@ static const char *packed_few(const struct packed_linear *all, const struct op_p
     return nullptr;
 }
 
+/* There are many rows, or rows too long for the shared memory of the kernels for few. */
+static bool takes_many(const struct packed_linear *w, const struct gpu_limits *limits)
+{
+    return prefill_linear_takes(w, limits) &&
+           (w->n_row > CUDA_ROWS_MAX || !(linear_single_takes(w, limits) || linear_takes(w, limits)));
+}
+
+bool linear_op_is_prefill(const struct cuda_op *op, const struct gpu_limits *limits)
+{
+    const struct packed_linear w = packed_from(op, 0);
+    return op->as.linear.part[0].w.type == CUDA_NVFP4_PACKED && takes_many(&w, limits);
+}
+
 static const char *packed(const struct cuda_op *op, const struct op_place *at)
 {
     for (int i = 0; i < op->as.linear.n_part;) {
         const struct packed_linear w = packed_from(op, i);
-        const bool many = op->n_row > CUDA_ROWS_MAX && prefill_linear_takes(&w, at->limits);
-        const char *why =
-            many ? prefill_linear_start(&w, i == 0, at->scratch, at->stream) : packed_few(&w, at);
+        const char *why = takes_many(&w, at->limits)
+                              ? prefill_linear_start(&w, i == 0, at->scratch, at->limits, at->stream)
+                              : packed_few(&w, at);
         if (why)
             return why;
         i += w.n_part;
@@ -202,9 +217,7 @@ size_t linear_op_scratch(const struct cuda_op *op)
     const struct cuda_linear *l = &op->as.linear;
     if (l->part[0].w.type == CUDA_NVFP4_TILED)
         return lt_linear_scratch(op);
-    if (l->part[0].w.type != CUDA_NVFP4_PACKED || op->n_row <= CUDA_ROWS_MAX)
-        return 0;
-    return prefill_linear_bytes(op->n_row, l->K);
+    return l->part[0].w.type == CUDA_NVFP4_PACKED ? prefill_linear_bytes(op->n_row, l->K) : 0;
 }
 
 const char *linear_op_start(const struct cuda_op *op, const struct op_place *at)
@@ -232,6 +245,8 @@ const char *linear_op_start(const struct cuda_op *op, const struct op_place *at)
     d.n_row = op->n_row;
     if (dense_stream_takes(&d, at->limits))
         return dense_stream_start(&d, at);
+    if (prefill_bf16_takes(&d, at->limits))
+        return prefill_bf16_start(&d, at);
     if (dense_tile_takes(&d))
         return dense_tile_start(&d, at);
     return dense_start(&d, at);

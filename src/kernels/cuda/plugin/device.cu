@@ -34,6 +34,7 @@ static void close_gpu(struct cuda_gpu *g)
         cudaStreamDestroy(g->stream);
     if (g->aside)
         cudaStreamDestroy(g->aside);
+    gpu_lanes_close(g);
     cudaFree(g->barrier);
     cudaFree(g->scratch);
     cudaFree(g->staging);
@@ -59,6 +60,7 @@ static bool prepare(struct cuda_gpu *g)
     g->limits.shared_bytes = (size_t)shared;
     return gpu_check(g, "stream", cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking)) &&
            gpu_check(g, "stream", cudaStreamCreateWithFlags(&g->aside, cudaStreamNonBlocking)) &&
+           gpu_lanes_open(g) &&
            gpu_check(g, "memory", cudaMalloc(&g->barrier, OP_ARRIVED_WORDS * sizeof(uint32_t))) &&
            gpu_check(g, "memory", cudaMemset(g->barrier, 0, OP_ARRIVED_WORDS * sizeof(uint32_t))) &&
            gpu_check(g, "memory", cudaMalloc(&g->sink, 256));
@@ -181,6 +183,6 @@ const struct cuda_plugin cuda_plugin = {
     gpu_scratch, gpu_reserve, gpu_run, gpu_graph_make, gpu_graph_run, gpu_graph_free,
     gpu_time, gpu_profile, gpu_randomize, gpu_read_rate,
     gpu_peers_open, gpu_peers_connect, gpu_peers_stop, gpu_peers_set_two_shot, gpu_peers_rate, gpu_library_id, gpu_library_open,
-    gpu_use_cublaslt,
+    gpu_use_cublaslt, gpu_peers_reserve, gpu_trace,
 };
 /* clang-format on */

@@ -16,6 +16,8 @@
 
 /* This thread's launches are only checked, up to the launch itself (work.cu). */
 extern thread_local bool gpu_only_check;
+/* This thread's next launch follows a wait for another stream (lanes.cu): it is not scheduled early. */
+extern thread_local bool gpu_after_wait;
 
 #define SHARED(type, name)    \
     using name##_type = type; \
@@ -25,8 +27,9 @@ extern thread_local bool gpu_only_check;
     uint8_t *name = gpu_dynamic_area
 
 template <typename... P, typename... A>
-static inline cudaError_t gpu_launch_as(cudaLaunchAttribute attribute, void (*kernel)(P...), dim3 grid,
-                                        dim3 block, size_t shared, cudaStream_t stream, A &&...args)
+static inline cudaError_t gpu_launch_as(cudaLaunchAttribute *attribute, unsigned n, void (*kernel)(P...),
+                                        dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                                        A &&...args)
 {
     if (gpu_only_check)
         return cudaSuccess;
@@ -35,32 +38,40 @@ static inline cudaError_t gpu_launch_as(cudaLaunchAttribute attribute, void (*ke
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attribute;
+    config.numAttrs = n;
     return cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...);
 }
 
 /* A kernel may be scheduled while the one before it on the stream still runs: each begins with
  * gpu_wait_before(), which returns when that one has ended and what it wrote is visible. */
+static inline cudaLaunchAttribute gpu_early()
+{
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = gpu_after_wait ? 0 : 1;
+    gpu_after_wait = false;
+    return early;
+}
+
 template <typename... P, typename... A>
 static inline cudaError_t gpu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                                      cudaStream_t stream, A &&...args)
 {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    return gpu_launch_as(early, kernel, grid, block, shared, stream, std::forward<A>(args)...);
+    cudaLaunchAttribute early = gpu_early();
+    return gpu_launch_as(&early, 1, kernel, grid, block, shared, stream, std::forward<A>(args)...);
 }
 
-/* All blocks at once: they may wait for each other. */
+/* All blocks at once, early or not: they may wait for each other. */
 template <typename... P, typename... A>
 static inline cudaError_t gpu_launch_together(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                                               cudaStream_t stream, A &&...args)
 {
-    cudaLaunchAttribute together = {};
-    together.id = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    return gpu_launch_as(together, kernel, grid, block, shared, stream, std::forward<A>(args)...);
+    cudaLaunchAttribute both[2] = {};
+    both[0].id = cudaLaunchAttributeCooperative;
+    both[0].val.cooperative = 1;
+    both[1] = gpu_early();
+    return gpu_launch_as(both, 2, kernel, grid, block, shared, stream, std::forward<A>(args)...);
 }
 
 /* Blocks that may wait for each other and for those of other GPUs. The caller sees to it that they are few
@@ -85,10 +96,23 @@ static inline cudaError_t gpu_malloc_shared(void **p, size_t bytes)
     return cudaMalloc(p, bytes);
 }
 
-/* Before a launch with more than 48 KiB of dynamic shared memory. */
+/* Before a launch with more than 48 KiB of dynamic shared memory. All that a block can have, whatever this
+ * launch needs: the limit is the kernel's, and another thread may be about to launch it with more. */
 template <typename K> static inline cudaError_t gpu_allow_shared(K kernel, size_t bytes)
 {
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    int device = 0, most = 0;
+    cudaFuncAttributes has = {};
+    cudaError_t e = cudaGetDevice(&device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (e == cudaSuccess)
+        e = cudaFuncGetAttributes(&has, kernel);
+    most -= (int)has.sharedSizeBytes;
+    if (e != cudaSuccess || bytes > (size_t)most)
+        return e != cudaSuccess ? e : cudaErrorInvalidValue;
+    return has.maxDynamicSharedSizeBytes >= most
+               ? cudaSuccess
+               : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
 }
 
 /* What a library puts on the stream, by work() -> cudaError_t: now, also while a graph is recorded. */
@@ -152,6 +176,32 @@ __device__ __forceinline__ void gpu_wait_peer()
 {
 }
 
+/* What other blocks of the launch write and read at the same time: each word of its own is whole, in no
+ * order. */
+__device__ __forceinline__ uint4 gpu_load_grid(const uint4 *p)
+{
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ uint32_t gpu_load_grid(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void gpu_store_grid(uint32_t *p, uint32_t v)
+{
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+/* Between two looks at what another block is to write. */
+__device__ __forceinline__ void gpu_wait_block()
+{
+}
+
 #else
 
 #include "kernels/cuda/emulate/simt.h"
@@ -190,6 +240,22 @@ uint64_t gpu_now_ns();
 static inline void gpu_wait_peer()
 {
     simt::spin_outside();
+}
+static inline uint4 gpu_load_grid(const uint4 *p)
+{
+    return *p;
+}
+static inline uint32_t gpu_load_grid(const uint32_t *p)
+{
+    return *p;
+}
+static inline void gpu_store_grid(uint32_t *p, uint32_t v)
+{
+    *p = v;
+}
+static inline void gpu_wait_block()
+{
+    simt::spin();
 }
 
 #endif

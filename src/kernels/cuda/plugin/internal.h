@@ -50,6 +50,7 @@ struct packed_moe {
     const float *weight;
     float *out;
     int n_row, n_used, n_expert, hidden, inner;
+    void *each; /* NULL: out */
 };
 
 /* Memory between the phases of a call, the device's. */
@@ -62,9 +63,10 @@ struct moe_scratch {
 /* Start on the stream. NULL, or why not. */
 const char *linear_start(const struct packed_linear *work, const struct gpu_limits *limits,
                          cudaStream_t stream);
+/* Whether eight rows of this length fit its shared memory. */
+bool linear_takes(const struct packed_linear *work, const struct gpu_limits *limits);
 const char *moe_start(const struct packed_moe *work, const struct moe_scratch *scratch,
                       const struct gpu_limits *limits, cudaStream_t stream);
-
 /* p with its rows in the device's memory. `first` and n_row are whole tiles, but for the last. */
 const char *pack_start(const struct cuda_pack *p, const uint8_t *codes, const uint8_t *scales,
                        cudaStream_t stream);

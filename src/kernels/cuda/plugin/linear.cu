@@ -82,6 +82,12 @@ template <int NT> static const char *start(const linear_params *a, int grid, cud
                : gpu_why(gpu_launch(linear_kernel<NT>, (unsigned)grid, N_THREAD, a->plan.bytes, stream, *a));
 }
 
+bool linear_takes(const struct packed_linear *w, const struct gpu_limits *limits)
+{
+    struct shared_plan plan;
+    return plan_shared(&plan, limits, w->K, 1);
+}
+
 const char *linear_start(const struct packed_linear *w, const struct gpu_limits *limits, cudaStream_t stream)
 {
     if (w->n_row < 1 || w->n_row > CUDA_ROWS_MAX || w->n_out < 1 || w->K < 64 || w->K % 64)

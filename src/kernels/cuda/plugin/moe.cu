@@ -88,11 +88,6 @@ __device__ void meet(uint32_t *barrier)
     __syncthreads();
 }
 
-__device__ __forceinline__ float swiglu(float gate, float up)
-{
-    return gate / (1.0f + __expf(-gate)) * up;
-}
-
 /* A token's experts, so many of them asked for at once. */
 #define TOGETHER 8
 
@@ -135,6 +130,7 @@ __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
     if (threadIdx.x < N_WARP * STAGES_MAX)
         barrier_init(shared_address(&barriers[threadIdx.x]));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    gpu_wait_before();
     route(&routing, a.w, (uint32_t *)xs, (int *)(xs + a.w.n_expert * 32));
     if (threadIdx.x < 2) {
         struct phase p;
@@ -161,6 +157,14 @@ __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
     ring.n_phase = 2;
     ring.at = phases[0].lo;
     ring.expert_of = routing.expert;
+    /* Rows before weights: what is asked for behind those waits for all of them. */
+    auto stage_x = [&](const struct segment &s) {
+        const uint8_t *slot = routing.slot[s.pass];
+        stage_rows(xs, routing.n_slot[s.pass], H,
+                   [&](int r) { return a.w.x + (size_t)(slot[r] / a.w.n_used) * H; });
+    };
+    if (phases[0].lo < phases[0].hi)
+        stage_x(segment_at(&phases[0], phases[0].lo));
     ring_fill(&ring, warp, lane);
     if (threadIdx.x < routing.n_pass)
         for (int i = 0; i < 3; i++)
@@ -172,7 +176,8 @@ __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
         const uint8_t *slot = routing.slot[s.pass];
         const int n_row = routing.n_slot[s.pass];
         const float gate = routing.scale[0][s.pass], up = routing.scale[1][s.pass];
-        stage_rows(xs, n_row, H, [&](int r) { return a.w.x + (size_t)(slot[r] / a.w.n_used) * H; });
+        if (at > phases[0].lo)
+            stage_x(s);
         __syncthreads();
         run_segment<1>(&phases[0], &s, &ring, xs, x_stride(H), head, warp, lane, [&](int tile, float(*c)[4]) {
 #pragma unroll
@@ -203,6 +208,8 @@ __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
         });
         at += s.n;
     }
+    if (a.w.each) /* which y is */
+        return;
     meet(a.scratch.barrier);
     finalize(a);
 }

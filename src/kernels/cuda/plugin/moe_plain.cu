@@ -66,9 +66,12 @@ static __global__ void __launch_bounds__(32 * WARPS)
         const size_t row = (size_t)e * a.hidden + o;
         float y = dot<TYPE>(a.down, row, h + (size_t)slot * a.inner, a.inner, lane) * a.down.scale[e];
         y += a.down_bias ? a.down_bias[row] : 0.0f;
-        sum = fmaf(a.weight[slot], y, sum);
+        if (!a.each)
+            sum = fmaf(a.weight[slot], y, sum);
+        else if (lane == 0)
+            a.each[(size_t)slot * a.hidden + o] = y;
     }
-    if (lane == 0)
+    if (lane == 0 && !a.each)
         a.out[(size_t)t * a.hidden + o] = sum;
 }
 

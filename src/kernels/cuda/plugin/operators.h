@@ -5,11 +5,16 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/plugin/internal.h"
 
-/* Words of `barrier`: what the experts' kernel meets at (of that one the top bit alternates), and blocks of
- * the router that have ended. */
+/* Words of `barrier`: what the experts' kernel meets at (of that one the top bit alternates), blocks of the
+ * router that have ended, and what the experts' kernel for
+ * one token has (moe_single.cu): whose turn it is, and two buffers of h. */
 #define OP_MEET           0
 #define OP_ARRIVED_ROUTER 32
-#define OP_ARRIVED_WORDS  64
+#define OP_ARRIVED_SPREAD 33 /* two */
+#define OP_SINGLE         64
+#define OP_SINGLE_H       128
+#define OP_SINGLE_WORDS   16384
+#define OP_ARRIVED_WORDS  (OP_SINGLE_H + 2 * OP_SINGLE_WORDS)
 
 /* Where they run. */
 struct gpu_peers;
@@ -27,6 +32,7 @@ const char *embed_start(const struct cuda_op *op, const struct op_place *at);
 const char *add_norm_start(const struct cuda_op *op, const struct op_place *at);
 const char *swiglu_start(const struct cuda_op *op, const struct op_place *at);
 const char *argmax_start(const struct cuda_op *op, const struct op_place *at);
+const char *sample_start(const struct cuda_op *op, const struct op_place *at);
 const char *qkv_start(const struct cuda_op *op, const struct op_place *at);
 const char *attention_start(const struct cuda_op *op, const struct op_place *at);
 size_t attention_scratch(const struct cuda_op *op);
@@ -35,8 +41,24 @@ const char *moe_plain_start(const struct cuda_op *op, const struct op_place *at)
 size_t moe_plain_scratch(const struct cuda_op *op);
 const char *linear_op_start(const struct cuda_op *op, const struct op_place *at);
 size_t linear_op_scratch(const struct cuda_op *op);
+/* Whether the kernels for many rows of packed weights will take it. */
+bool linear_op_is_prefill(const struct cuda_op *op, const struct gpu_limits *limits);
 const char *all_reduce_start(const struct cuda_op *op, const struct op_place *at);
 const char *gather_start(const struct cuda_op *op, const struct op_place *at);
+const char *dispatch_start(const struct cuda_op *op, const struct op_place *at);
+const char *combine_start(const struct cuda_op *op, const struct op_place *at);
+
+/* The kernels for one row, of experts and of a packed product; and the former joined with the norm and the
+ * router before it: three operators, of which `w` is the third. A function that ends in _takes says whether
+ * there is such a kernel for it. */
+bool moe_single_takes(const struct packed_moe *w, const struct gpu_limits *limits);
+const char *moe_single_start(const struct packed_moe *w, const struct op_place *at);
+bool moe_joined_takes(const struct cuda_op *op, int n_op, const struct packed_moe *w,
+                      const struct gpu_limits *limits);
+const char *moe_joined_start(const struct cuda_op *op, const struct packed_moe *w, const struct op_place *at);
+bool linear_single_takes(const struct packed_linear *w, const struct gpu_limits *limits);
+const char *linear_single_start(const struct packed_linear *w, const struct gpu_limits *limits,
+                                cudaStream_t stream);
 
 /* The real rows of an operator, in a kernel. */
 #define OP_COUNT(count, n_row) ((count) ? min(*(count), (n_row)) : (n_row))

@@ -86,7 +86,8 @@ static bool take_memory(struct cuda_gpu *g, struct peer_memory *p)
 /* Loading a kernel may have to wait until the GPU is idle, which it is not while one waits for a peer. */
 static bool load_kernels(struct cuda_gpu *g)
 {
-    return gpu_check(g, "peers", all_reduce_load()) && gpu_check(g, "peers", gather_load());
+    return gpu_check(g, "peers", all_reduce_load()) && gpu_check(g, "peers", gather_load()) &&
+           gpu_check(g, "peers", dispatch_load()) && gpu_check(g, "peers", combine_load());
 }
 
 static bool describe(struct cuda_gpu *g, const struct cuda_peer_options *o, struct cuda_peer_handle *own)

@@ -150,5 +150,7 @@ int peers_blocks(const struct op_place *at);
 /* Loads all kernels that may wait for a peer. */
 cudaError_t all_reduce_load(void);
 cudaError_t gather_load(void);
+cudaError_t dispatch_load(void);
+cudaError_t combine_load(void);
 /* Writes the next rank's whole area of a buffer that is empty, to what it is already, `times` over. */
 cudaError_t peers_push_start(const struct gpu_peers *p, int n_sm, int times, cudaStream_t stream);

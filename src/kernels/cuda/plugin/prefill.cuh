@@ -14,17 +14,26 @@ size_t prefill_bytes(const struct packed_moe *m);
 
 /* As a packed_moe of any number of rows. `scratch`: prefill_bytes, 16-byte aligned, contents of no matter.
  * The same input gives the same bits. NULL, or why it did not start. */
-const char *prefill_start(const struct packed_moe *m, void *scratch, cudaStream_t stream);
+const char *prefill_start(const struct packed_moe *m, void *scratch, const struct gpu_limits *limits,
+                          cudaStream_t stream);
 
 /* The two products alone, for benches, after a prefill_start with the same arguments: which 0 gate and up, 1
  * down. */
-const char *prefill_product(const struct packed_moe *m, void *scratch, int which, cudaStream_t stream);
+const char *prefill_product(const struct packed_moe *m, void *scratch, int which,
+                            const struct gpu_limits *limits, cudaStream_t stream);
 
 /* A dense product of more rows than the kernel for few takes; where x_is_new is false, x is that of the call
  * before with the same scratch. Compute capability 9.0. */
 bool prefill_linear_takes(const struct packed_linear *w, const struct gpu_limits *limits);
 size_t prefill_linear_bytes(int n_row, int K);
 const char *prefill_linear_start(const struct packed_linear *w, bool x_is_new, void *scratch,
-                                 cudaStream_t stream);
+                                 const struct gpu_limits *limits, cudaStream_t stream);
+
+/* A dense product of bf16 with more rows than the kernel for few takes, K a multiple of 64. Compute
+ * capability 9.0. */
+struct dense;
+struct op_place;
+bool prefill_bf16_takes(const struct dense *d, const struct gpu_limits *limits);
+const char *prefill_bf16_start(const struct dense *d, const struct op_place *at);
 
 #endif

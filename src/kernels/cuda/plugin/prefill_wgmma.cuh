@@ -1,4 +1,4 @@
-/* wgmma with the A operand in registers: D[64][N] (+)= A[64][16] * B[N][16]^T, bf16 into float32.
+/* wgmma: D[64][N] (+)= A[64][16] * B[N][16]^T, bf16 into float32, A in registers or in shared memory.
  *
  * One struct for each N, as the instruction names every accumulator. `b` is the descriptor of B in shared
  * memory (N rows of 128 bytes, 128-byte swizzle), `keep` zero starts from zero. */
@@ -38,6 +38,14 @@ template <int N> struct wgmma;
                 "{%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1, 0;\n}\n"                           \
                 : WGMMA_SUMS_##D                                                                                \
                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                               \
+        }                                                                                                       \
+        /* A in shared memory, as B. */                                                                         \
+        static __device__ __forceinline__ void run(float (&d)[D], uint64_t a, uint64_t b)                       \
+        {                                                                                                       \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" WGMMA_TEXT_##D "}, "       \
+                "%" #A0 ", %" #A1 ", 1, 1, 1, 0, 0;\n"                                                          \
+                : WGMMA_SUMS_##D                                                                                \
+                : "l"(a), "l"(b));                                                                              \
         }                                                                                                       \
     };
 WGMMA(16, 8, 8, 9, 10, 11, 12, 13)

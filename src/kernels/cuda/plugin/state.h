@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mutex>
+#include <vector>
 
 #include "kernels/cuda/plugin/operators.h"
 
@@ -11,6 +12,9 @@ struct cuda_gpu {
     struct gpu_limits limits;
     cudaStream_t stream;
     cudaStream_t aside; /* for copies beside it */
+    cudaStream_t side;  /* lanes.cu */
+    std::vector<cudaEvent_t> lane_event;
+    int n_side; /* SMs of the side while both lanes are in use */
     uint32_t *barrier;
     void *scratch; /* of whichever operator runs */
     size_t scratch_bytes;
@@ -41,12 +45,24 @@ bool gpu_use_cublaslt(struct cuda_gpu *g);                         /* cublaslt.c
 /* work.cu */
 bool gpu_scratch(struct cuda_gpu *g, const struct cuda_op *op, int n_op, size_t *bytes);
 bool gpu_reserve(struct cuda_gpu *g, size_t bytes);
+bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu_limits *limits,
+                  cudaStream_t stream);
 bool gpu_start_one(struct cuda_gpu *g, const struct cuda_op *op);
+/* The first operators of the array as one kernel on the main stream, where there is such a kernel: how many,
+ * 0 if there is none, -1 if it failed. */
+int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *op, int n_op);
 bool gpu_run(struct cuda_gpu *g, const struct cuda_op *op, int n_op);
 bool gpu_record(struct cuda_gpu *g, const struct cuda_op *op, int n_op, cudaGraphExec_t *out);
 struct cuda_graph *gpu_graph_make(struct cuda_gpu *g, const struct cuda_op *op, int n_op);
 bool gpu_graph_run(struct cuda_gpu *g, struct cuda_graph *graph);
 void gpu_graph_free(struct cuda_gpu *g, struct cuda_graph *graph);
+
+/* lanes.cu */
+bool gpu_lanes_open(struct cuda_gpu *g);
+void gpu_lanes_close(struct cuda_gpu *g);
+bool gpu_start_all(struct cuda_gpu *g, const struct cuda_op *op, int n_op);
+bool gpu_peers_reserve(struct cuda_gpu *g, int n_sm);
+bool gpu_trace(struct cuda_gpu *g, const struct cuda_op *op, int n_op, struct cuda_span *span);
 
 /* measure.cu */
 double gpu_time(struct cuda_gpu *g, const struct cuda_op *op, int n_op, int rounds);

@@ -11,14 +11,14 @@ thread_local bool gpu_only_check;
 static struct packed_moe moe_of(const struct cuda_op *op)
 {
     const struct cuda_moe *m = &op->as.moe;
-    return {m->gate_up, m->down, m->gate_scale, m->up_scale, m->down_scale, m->x,      m->id,
-            m->weight,  m->out,  op->n_row,     m->n_used,   m->n_expert,   m->hidden, m->inner};
+    return {m->gate_up, m->down,   m->gate_scale, m->up_scale, m->down_scale, m->x,     m->id,  m->weight,
+            m->out,     op->n_row, m->n_used,     m->n_expert, m->hidden,     m->inner, m->each};
 }
 
 /* More than one call of the kernel for few rows takes. */
 static bool is_prefill(const struct packed_moe *w)
 {
-    return w->n_row > CUDA_ROWS_MAX || (size_t)w->n_row * w->n_used > CUDA_SLOTS_MAX;
+    return cuda_moe_is_for_many(w->n_row, w->n_used);
 }
 
 /* Of the kernel for few rows, at the beginning of the scratch. */
@@ -75,31 +75,33 @@ static const char *moe_start_either(const struct cuda_op *op, const struct op_pl
 {
     const struct packed_moe w = moe_of(op);
     if (is_prefill(&w))
-        return prefill_start(&w, at->scratch, at->stream);
+        return prefill_start(&w, at->scratch, at->limits, at->stream);
+    if (!w.each && moe_single_takes(&w, at->limits))
+        return moe_single_start(&w, at);
     struct moe_scratch s = {NULL, NULL, at->barrier + OP_MEET};
     place_moe(&w, at->scratch, &s);
+    if (w.each)
+        s.y = (float *)w.each;
     return moe_start(&w, &s, at->limits, at->stream);
 }
 
 /* In the order of enum cuda_op_kind. */
 static const char *(*const op_table[])(const struct cuda_op *op, const struct op_place *at) = {
-    embed_start,      add_norm_start,   linear_op_start, qkv_start,    attention_start,
-    router_start,     moe_start_either, moe_plain_start, swiglu_start, argmax_start,
-    all_reduce_start, gather_start,     lt_moe_start,
+    embed_start,      add_norm_start,  linear_op_start, qkv_start,    attention_start,  router_start,
+    moe_start_either, moe_plain_start, swiglu_start,    argmax_start, all_reduce_start, gather_start,
+    lt_moe_start,     dispatch_start,  combine_start,   sample_start,
 };
 static_assert(sizeof(op_table) / sizeof(op_table[0]) == CUDA_OP_KINDS, "a function for each kind");
 
 /* Whether its function launches nothing but through gpu_launch, and calls no library. */
-static bool can_only_check(const struct cuda_op *op)
+static bool can_only_check(const struct cuda_op *op, const struct gpu_limits *limits)
 {
     if (op->kind == CUDA_OP_MOE) {
         const struct packed_moe w = moe_of(op);
         return !is_prefill(&w);
     }
-    if (op->kind == CUDA_OP_LINEAR) {
-        const int type = op->as.linear.part[0].w.type;
-        return type != CUDA_NVFP4_TILED && (type != CUDA_NVFP4_PACKED || op->n_row <= CUDA_ROWS_MAX);
-    }
+    if (op->kind == CUDA_OP_LINEAR)
+        return op->as.linear.part[0].w.type != CUDA_NVFP4_TILED && !linear_op_is_prefill(op, limits);
     return op->kind != CUDA_OP_MOE_W4A4 &&
            (op->kind != CUDA_OP_ALL_REDUCE || op->as.all_reduce.way != CUDA_REDUCE_LIBRARY);
 }
@@ -109,7 +111,7 @@ static bool check_op(struct cuda_gpu *g, const struct cuda_op *op)
 {
     if (op->kind < 0 || op->kind >= CUDA_OP_KINDS)
         return gpu_fail(g, "run", "no such operator");
-    if (!can_only_check(op))
+    if (!can_only_check(op, &g->limits))
         return true;
     /* memory that nobody looks at: a place for the scratch's parts to be counted from */
     uint8_t *scratch = (uint8_t *)g->barrier;
@@ -134,7 +136,8 @@ bool gpu_scratch(struct cuda_gpu *g, const struct cuda_op *op, int n_op, size_t 
     return true;
 }
 
-bool gpu_start_one(struct cuda_gpu *g, const struct cuda_op *op)
+bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu_limits *limits,
+                  cudaStream_t stream)
 {
     size_t bytes;
     if (op->kind < 0 || op->kind >= CUDA_OP_KINDS)
@@ -143,19 +146,31 @@ bool gpu_start_one(struct cuda_gpu *g, const struct cuda_op *op)
         return false;
     if (bytes > g->scratch_bytes)
         return gpu_fail(g, "run", "more scratch memory than was reserved");
-    const struct op_place at = {&g->limits, (uint8_t *)g->scratch, g->barrier, g->stream, g->peers, g->lt};
+    const struct op_place at = {limits, (uint8_t *)g->scratch, g->barrier, stream, g->peers, g->lt};
     const char *why = op_table[op->kind](op, &at);
     return !why || gpu_fail(g, "launch", why);
 }
 
+int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *op, int n_op)
+{
+    if (n_op < 3 || op[2].kind != CUDA_OP_MOE)
+        return 0;
+    const struct packed_moe w = moe_of(&op[2]);
+    const struct op_place at = {&g->limits, (uint8_t *)g->scratch, g->barrier, g->stream, g->peers, g->lt};
+    if (!moe_joined_takes(op, n_op, &w, at.limits))
+        return 0;
+    const char *why = moe_joined_start(op, &w, &at);
+    return !why || gpu_fail(g, "launch", why) ? 3 : -1;
+}
+
+bool gpu_start_one(struct cuda_gpu *g, const struct cuda_op *op)
+{
+    return gpu_start_on(g, op, &g->limits, g->stream);
+}
+
 bool gpu_run(struct cuda_gpu *g, const struct cuda_op *op, int n_op)
 {
-    if (!gpu_enter(g))
-        return false;
-    for (int i = 0; i < n_op; i++)
-        if (!gpu_start_one(g, &op[i]))
-            return false;
-    return true;
+    return gpu_enter(g) && gpu_start_all(g, op, n_op);
 }
 
 /* The stream's next operators as a graph that can be replayed. */
@@ -165,15 +180,15 @@ bool gpu_record(struct cuda_gpu *g, const struct cuda_op *op, int n_op, cudaGrap
     if (!gpu_enter(g) ||
         !gpu_check(g, "graph", cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal)))
         return false;
-    bool ok = true;
-    for (int i = 0; i < n_op && ok; i++)
-        ok = gpu_start_one(g, &op[i]);
-    if (!gpu_check(g, "graph", cudaStreamEndCapture(g->stream, &graph)) || !ok) {
-        if (graph)
-            cudaGraphDestroy(graph);
+    bool ok = gpu_start_all(g, op, n_op);
+    const cudaError_t end = cudaStreamEndCapture(g->stream, &graph);
+    if (!ok) /* what has been said then is the cause, and not what its end says */
+        cudaGetLastError();
+    else /* a lane's precedence is its kernels' */
+        ok = gpu_check(g, "graph", end) &&
+             gpu_check(g, "graph", cudaGraphInstantiate(out, graph, cudaGraphInstantiateFlagUseNodePriority));
+    if (!graph)
         return false;
-    }
-    ok = gpu_check(g, "graph", cudaGraphInstantiate(out, graph, 0));
     cudaGraphDestroy(graph);
     return ok;
 }

@@ -1,0 +1,307 @@
+/* Attention of up to 64 rows of one sequence on Hopper: a block for each tile and each two query heads that
+ * share a KV head, KEYS keys at a time. A producer warpgroup copies keys and values into two rings; each of
+ * two consumer warpgroups has the rows of one head. A consumer's scores of the next keys are computed while
+ * it adds the values of the last, and its exponentials while the other's products run.
+ *
+ * Keys lie as rows of a panel (attention_wgmma.cuh), values transposed: a dimension is a row. A cache of FP8
+ * becomes f16 on the way, see attention_number.cuh. A row's numbers come in steps of KEYS that begin at
+ * absolute positions, and a step of which it sees nothing changes none of its bits: they do not depend on
+ * which rows share its tile. */
+#include "kernels/cuda/plugin/attention_wgmma_copy.cuh"
+
+/* ---- the producer ---------------------------------------------------------------------------------- */
+
+/* Keys of step 0, keys of 1, values of 0, keys of 2, values of 1, ...: the order in which they are used. A
+ * thread says that its copies of one are there when those of the next are on their way. */
+template <int HD, int TYPE>
+static __device__ __forceinline__ void produce(const struct cuda_attention &a, const work &w, uint32_t smem)
+{
+    typedef plan<HD> at;
+    const int lane = threadIdx.x % 32;
+    uint32_t pending = 0;
+    int block = entries(w, 0, lane), before = 0;
+    for (int step = 0; step <= w.n_step; step++) {
+        const int stage = step % STAGES, parity = step / STAGES % 2 ^ 1;
+        if (step < w.n_step) {
+            bell_wait(smem + at::KEY_FREE + 8 * stage, parity);
+            if (TYPE == CUDA_KV_FP8)
+                put_keys<HD>(a, w, block, smem + at::KEY + stage * at::STEP);
+            else
+                copy_keys<HD>(a, w, block, smem + at::KEY + stage * at::STEP);
+            copies_end();
+            if (pending) {
+                copies_wait<1>();
+                shared_written();
+                bell_ring(pending);
+            }
+            pending = smem + at::KEY_THERE + 8 * stage;
+        }
+        if (step > 0) {
+            const int last = step - 1, its = last % STAGES;
+            bell_wait(smem + at::VALUE_FREE + 8 * its, last / STAGES % 2 ^ 1);
+            if (TYPE == CUDA_KV_FP8)
+                put_values<HD>(a, w, before, w.end - last * KEYS, smem + at::VALUE + its * at::STEP);
+            else
+                copy_values<HD>(a, w, before, w.end - last * KEYS, smem + at::VALUE + its * at::STEP);
+            copies_end();
+            copies_wait<1>();
+            shared_written();
+            bell_ring(pending);
+            pending = smem + at::VALUE_THERE + 8 * its;
+        }
+        before = block;
+        if (step + 1 < w.n_step)
+            block = entries(w, step + 1, lane);
+    }
+    copies_wait<0>();
+    shared_written();
+    bell_ring(pending);
+}
+
+/* ---- a consumer ------------------------------------------------------------------------------------ */
+
+/* A head's rows into panels, two threads a row; rows behind the tile's last repeat it. */
+template <int HD, int TYPE>
+static __device__ __forceinline__ void put_queries(const struct cuda_attention &a, const work &w, int group,
+                                                   uint32_t smem)
+{
+    const int t = threadIdx.x % GROUP, row = t / 2, half = t % 2;
+    const uint16_t *from =
+        a.q + ((size_t)(w.tile.row + min(row, w.tile.n_row - 1)) * a.n_head + w.head + group) * HD +
+        half * (HD / 2);
+    uint4 q[HD / 16];
+#pragma unroll
+    for (int i = 0; i < HD / 16; i++)
+        q[i] = *(const uint4 *)(from + 8 * i);
+    if (TYPE == CUDA_KV_FP8) {
+        const float by = query_half<2>(q);
+        shared_put(smem + plan<HD>::SCALE + 4 * (group * ROWS + row), by);
+    }
+#pragma unroll
+    for (int i = 0; i < HD / 16; i++) {
+        const int chunk = half * (HD / 16) + i;
+        shared_put(smem + group * plan<HD>::QUERIES + chunk / 8 * plan<HD>::PANEL_Q +
+                       panel_chunk(row, chunk % 8),
+                   q[i]);
+    }
+}
+
+/* A lane's two rows, g and g + 8 of its warp's sixteen. */
+struct softmax {
+    float max[2], sum[2], scale[2]; /* max: of scores as they come; sum: of this lane's keys */
+};
+
+/* Scores to weights. limit: keys of the step that each row sees; `all`: both see them all. by: what the sums
+ * so far are to be multiplied with. */
+template <int TYPE>
+static __device__ __forceinline__ void weigh(float (&s)[KEYS / 2], softmax &r, const int (&limit)[2],
+                                             bool all, float (&by)[2], int lane)
+{
+    if (!all)
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++)
+            if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= limit[i / 2 % 2])
+                s[i] = -INFINITY;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float max = r.max[h], sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++)
+            max = fmaxf(max, fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
+        max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2)); /* a number: every row sees the first key */
+        by[h] = gpu_exp2((r.max[h] - max) * r.scale[h]);
+        r.max[h] = max;
+        const float from = TYPE == CUDA_KV_FP8 ? FP8_WEIGHT_LOG2 - max * r.scale[h] : -max * r.scale[h];
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float &x = s[4 * i + 2 * h + j];
+                x = gpu_exp2(fmaf(x, r.scale[h], from));
+                sum += x;
+            }
+        r.sum[h] = fmaf(r.sum[h], by[h], sum);
+    }
+}
+
+/* Weights as the other factor of values: the scores' registers are where that wants them. */
+template <int TYPE>
+static __device__ __forceinline__ void pack(uint32_t (&p)[KEYS / 4], const float (&s)[KEYS / 2])
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++)
+        p[i] = kv_pair<TYPE>(s[2 * i], s[2 * i + 1]);
+}
+
+template <int HD, int TYPE>
+static __device__ __forceinline__ void begin_scores(float (&s)[KEYS / 2], uint32_t queries, uint32_t keys)
+{
+    products_fence();
+#pragma unroll
+    for (int k = 0; k < HD / 16; k++)
+        product<TYPE, KEYS>::run(s, panel_step(queries + k / 4 * plan<HD>::PANEL_Q, k % 4),
+                                 panel_step(keys + k / 4 * plan<HD>::PANEL_K, k % 4), k > 0);
+    products_begin();
+}
+
+template <int HD, int TYPE>
+static __device__ __forceinline__ void begin_values(float (&o)[HD / 2], const uint32_t (&p)[KEYS / 4],
+                                                    uint32_t values)
+{
+    products_fence();
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++)
+        product<TYPE, HD>::run(o, &p[4 * k], panel_step(values + k / 4 * plan<HD>::PANEL_V, k % 4), 1);
+    products_begin();
+}
+
+/* A warp has read a stage: when its products have ended. */
+[[maybe_unused]] static __device__ __forceinline__ void leave(uint32_t bell, int lane)
+{
+    __syncwarp();
+    if (lane == 0)
+        bell_ring(bell);
+}
+
+template <int HD, int TYPE>
+static __device__ __forceinline__ void consume(const struct cuda_attention &a, const work &w, int group,
+                                               uint32_t smem)
+{
+    typedef plan<HD> at;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32, g = lane / 4;
+    const uint32_t queries = smem + group * at::QUERIES;
+    put_queries<HD, TYPE>(a, w, group, smem);
+    shared_written();
+    bell_ring(smem + at::QUERIES_THERE + 8 * group);
+    bell_wait(smem + at::QUERIES_THERE + 8 * group, 0);
+    softmax r;
+    int sees[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = 16 * warp + g + 8 * h;
+        r.max[h] = -INFINITY;
+        r.sum[h] = 0.0f;
+        r.scale[h] = a.scale * LOG2_E;
+        if (TYPE == CUDA_KV_FP8)
+            r.scale[h] *= a.kv.scale[0] * shared_float(smem + at::SCALE + 4 * (group * ROWS + row));
+        sees[h] = w.pos + min(row, w.tile.n_row - 1) + 1;
+    }
+    float s[KEYS / 2] = {}, o[HD / 2] = {}, by[2];
+    uint32_t p[KEYS / 4];
+    bell_wait(smem + at::KEY_THERE, 0);
+    begin_scores<HD, TYPE>(s, queries, smem + at::KEY);
+    products_wait<0>();
+    products_there(s);
+    leave(smem + at::KEY_FREE, lane);
+    weigh<TYPE>(s, r, sees, w.pos + 1 >= KEYS, by, lane);
+    pack<TYPE>(p, s);
+    for (int step = 1; step < w.n_step; step++) {
+        const int stage = step % STAGES, before = step - 1, its = before % STAGES;
+        bell_wait(smem + at::KEY_THERE + 8 * stage, step / STAGES % 2);
+        begin_scores<HD, TYPE>(s, queries, smem + at::KEY + stage * at::STEP);
+        bell_wait(smem + at::VALUE_THERE + 8 * its, before / STAGES % 2);
+        begin_values<HD, TYPE>(o, p, smem + at::VALUE + its * at::STEP);
+        products_wait<1>();
+        products_there(s);
+        leave(smem + at::KEY_FREE + 8 * stage, lane);
+        const int limit[2] = {sees[0] - step * KEYS, sees[1] - step * KEYS};
+        weigh<TYPE>(s, r, limit, w.pos + 1 - step * KEYS >= KEYS, by, lane);
+        products_wait<0>();
+        products_there(o);
+        leave(smem + at::VALUE_FREE + 8 * its, lane);
+#pragma unroll
+        for (int i = 0; i < HD / 2; i++)
+            o[i] *= by[i / 2 % 2];
+        pack<TYPE>(p, s);
+    }
+    const int last = w.n_step - 1;
+    bell_wait(smem + at::VALUE_THERE + 8 * (last % STAGES), last / STAGES % 2);
+    begin_values<HD, TYPE>(o, p, smem + at::VALUE + last % STAGES * at::STEP);
+    products_wait<0>();
+    products_there(o);
+    const float out_scale = TYPE == CUDA_KV_FP8 ? a.kv.scale[1] : 1.0f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float sum = r.sum[h];
+        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        const float factor = out_scale / sum;
+        const int row = 16 * warp + g + 8 * h;
+        if (row >= w.tile.n_row)
+            continue;
+        uint16_t *y = a.y + ((size_t)(w.tile.row + row) * a.n_head + w.head + group) * HD + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++)
+            *(uint32_t *)(y + 8 * i) =
+                float_bf16_pair(o[4 * i + 2 * h] * factor, o[4 * i + 2 * h + 1] * factor);
+    }
+}
+
+/* grid: (KV heads x pairs of their query heads, tiles), the tiles from the last on, as those see the most
+ * keys. */
+template <int HD, int TYPE>
+static __global__ void __launch_bounds__(THREADS, 1) wgmma_kernel(const cuda_attention a)
+{
+#if GPU_IS_EMULATED || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef plan<HD> at;
+    DYNAMIC_SHARED(memory);
+    gpu_wait_before();
+    gpu_let_next();
+    const uint32_t smem = (shared_at(memory) + 1023u) & ~1023u;
+    const int which = a.n_tile - 1 - (int)blockIdx.y, of_kv = a.n_head / a.kv.n_kv_head,
+              pairs = (of_kv + 1) / 2;
+    if (which >= min(*a.tile_count, a.n_tile))
+        return;
+    work w;
+    w.tile = a.tile[which];
+    w.table = a.block_table + (size_t)w.tile.seq * *a.stride;
+    w.kv_head = (int)blockIdx.x / pairs;
+    const int first = (int)blockIdx.x % pairs * 2;
+    w.head = w.kv_head * of_kv + first;
+    w.n_head = min(2, of_kv - first);
+    w.pos = a.pos[w.tile.row];
+    w.end = w.pos + w.tile.n_row;
+    w.n_step = (w.end + KEYS - 1) / KEYS;
+    if (threadIdx.x < at::N_BELL) {
+        const int ring = (int)threadIdx.x / STAGES; /* four, then the queries of each group */
+        bell_make(smem + at::BELLS + 8 * threadIdx.x, ring % 2 && ring < 4 ? 4 * w.n_head : GROUP);
+    }
+    bells_made();
+    __syncthreads();
+    const int group = (int)threadIdx.x / GROUP - 1;
+    if (group < 0) {
+        registers_fewer<TYPE == CUDA_KV_FP8 ? 56 : 40>();
+        produce<HD, TYPE>(a, w, smem);
+    } else {
+        registers_more<TYPE == CUDA_KV_FP8 ? 224 : 232>();
+        if (group < w.n_head)
+            consume<HD, TYPE>(a, w, group, smem);
+    }
+#else
+    (void)a;
+    __trap(); /* wgmma is Hopper's alone: attention_has_wgmma refuses others */
+#endif
+}
+
+template <int HD, int TYPE> static const char *start(const cuda_attention &a, cudaStream_t stream)
+{
+    const size_t bytes = plan<HD>::BYTES + 1023;
+    const int pairs = (a.n_head / a.kv.n_kv_head + 1) / 2;
+    const dim3 grid((unsigned)(a.kv.n_kv_head * pairs), (unsigned)a.n_tile);
+    const char *why = gpu_why(gpu_allow_shared(wgmma_kernel<HD, TYPE>, bytes));
+    return why ? why : gpu_why(gpu_launch(wgmma_kernel<HD, TYPE>, grid, THREADS, bytes, stream, a));
+}
+
+bool attention_has_wgmma(const struct cuda_kv *kv, const struct gpu_limits *limits)
+{
+    return limits->major == 9 && (kv->head_dim == 64 || kv->head_dim == 128) && attention_has_mma(kv);
+}
+
+const char *attention_wgmma_start(const struct cuda_attention *a, cudaStream_t stream)
+{
+    const bool fp8 = a->kv.type == CUDA_KV_FP8;
+    if (a->kv.head_dim == 64)
+        return fp8 ? start<64, CUDA_KV_FP8>(*a, stream) : start<64, CUDA_KV_BF16>(*a, stream);
+    return fp8 ? start<128, CUDA_KV_FP8>(*a, stream) : start<128, CUDA_KV_BF16>(*a, stream);
+}

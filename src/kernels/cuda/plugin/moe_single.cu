@@ -1,0 +1,253 @@
+/* A layer of experts for one token in one launch: gate and up, SwiGLU, down, sum over the token's experts.
+ *
+ * Latency is all that counts here, so nothing is asked for later than it could be, and blocks meet once.
+ * Every block knows the choice of experts and asks for all of its weights, those of down too, before it
+ * multiplies any. Tiles of gate and up are dealt to blocks in runs. Of down a block has all experts' parts of
+ * its tiles, so their sum never leaves it; all it needs is everybody's h.
+ *
+ * h travels without fence or counter: its words are stored complemented (a pair of bf16 NaNs with all bits
+ * set is never made), so that a zero is "not there yet", and readers spin on the numbers themselves. Two
+ * buffers take turns, and each launch clears what the one before it has left in the other. Whose turn it is
+ * lies in the GPU's memory: graphs can be replayed. Block 0 passes the turn on when it has all of h, for
+ * every block writes some of it and had looked at the turn before. */
+#include "kernels/cuda/plugin/moe_front.cuh"
+#include "kernels/cuda/plugin/single.cuh"
+
+#define USED_MAX 32 /* experts of a token: a lane knows one */
+#define ASKED    2  /* vectors of h that a thread asks for at once */
+
+struct single_params {
+    struct packed_moe w;
+    uint32_t *turn;  /* [0] whose, [1] and [2] the words that each buffer has */
+    uint32_t *words; /* [2][OP_SINGLE_WORDS]: logits if there is a front, and h */
+    int n_stage;
+    struct moe_front front;
+};
+
+/* ---- h, from block to block ------------------------------------------------------------------------ */
+
+/* The tile's eight neurons, one of each row g, as four words. All lanes. */
+static __device__ __forceinline__ void put_h(uint32_t *words, int tile, float h, int lane)
+{
+    const uint32_t own = float_bf16(h), next = __shfl_down_sync(ALL_LANES, own, 4);
+    if (lane % 8 == 0)
+        gpu_store_grid(words + tile * 4 + lane / 8, ~(own | next << 16));
+}
+
+static __device__ __forceinline__ bool is_there(uint4 v)
+{
+    return v.x != 0 && v.y != 0 && v.z != 0 && v.w != 0;
+}
+
+/* All of h as it comes, to rows in shared memory, one behind the other. All threads. */
+static __device__ __forceinline__ void take_h(uint8_t *rows, const uint4 *from, int n)
+{
+#pragma unroll 1
+    for (int base = threadIdx.x; base < n; base += ASKED * N_THREAD) {
+        uint4 v[ASKED];
+#pragma unroll
+        for (int j = 0; j < ASKED; j++)
+            v[j] = gpu_load_grid(from + min(base + j * N_THREAD, n - 1));
+#pragma unroll
+        for (int j = 0; j < ASKED; j++) {
+            const int i = base + j * N_THREAD;
+            if (i >= n)
+                continue;
+            while (!is_there(v[j])) {
+                gpu_wait_block();
+                v[j] = gpu_load_grid(from + i);
+            }
+            stage_eight(rows, i, make_uint4(~v[j].x, ~v[j].y, ~v[j].z, ~v[j].w));
+        }
+    }
+}
+
+/* ---- the kernel ------------------------------------------------------------------------------------ */
+
+template <bool FRONT>
+static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const single_params a)
+{
+    DYNAMIC_SHARED(memory);
+    SHARED(uint64_t[N_WARP * STAGES_MAX], barriers);
+    SHARED(float[N_WARP][2][32], part);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int H = a.w.hidden, I = a.w.inner, n_used = a.w.n_used;
+    const int n_logit = FRONT ? (a.front.router.n_expert + 3) / 4 * 4 : 0,
+              n_word = n_logit + n_used * (I / 2);
+    uint8_t *xs = memory + N_WARP * a.n_stage * CHUNK_BYTES, *hs = xs + 2 * H;
+    float *row = (float *)(hs + n_used * (2 * I));
+    front_room &room = *(front_room *)(row + H);
+    struct ring ring = ring_make(memory, barriers, a.n_stage, warp, lane);
+    struct phase phase[2];
+    phase[0] = {a.w.gate_up, (int64_t)(I / 8) * (H / 64) * CUDA_UNIT_BYTES, H / 64, 1, I / 8, 0, 0};
+    phase[1] = {a.w.down, (int64_t)(H / 16) * (I / 64) * CUDA_UNIT_BYTES, I / 64, n_used, H / 16, 0, 0};
+    deal(phase[0], n_used * (I / 8));
+    deal(phase[1], H / 16);
+
+    if (FRONT)
+        front_ask(a.front);
+    gpu_wait_before();
+    const uint32_t turn = gpu_load_grid(a.turn), used_before = gpu_load_grid(a.turn + 2 - turn);
+    uint32_t *words = a.words + turn * OP_SINGLE_WORDS, *other = a.words + (1 - turn) * OP_SINGLE_WORDS;
+    float by = 0.0f;
+    if (FRONT) {
+        by = front_norm(a.front, row, xs, words, room);
+        if (warp == 0)
+            front_route(a.front, words, room, lane);
+        __syncthreads();
+    }
+    /* A lane knows one of the experts, in every warp. One that is of none here counts as the first, times
+     * nothing. */
+    const int id = lane < n_used ? FRONT ? room.expert[lane] : a.w.id[lane] : -1;
+    const bool is_here = id >= 0 && id < a.w.n_expert;
+    const int expert = is_here ? id : 0;
+    const float weight = is_here ? FRONT ? room.weight[lane] : a.w.weight[lane] : 0.0f;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < H / 8 && !FRONT; i += N_THREAD)
+        stage_eight(xs, i, __ldcg((const uint4 *)a.w.x + i));
+    const float gate_scale = a.w.gate_scale[expert] * CUDA_SCALE_BACK,
+                up_scale = a.w.up_scale[expert] * CUDA_SCALE_BACK,
+                down_scale = a.w.down_scale[expert] * CUDA_SCALE_BACK;
+    const struct piece piece = piece_of(phase, expert, warp, lane);
+    const uint32_t pieces = __ballot_sync(ALL_LANES, piece.n > 0);
+    ring.todo = pieces;
+    ring_fill(ring, piece, lane);
+    gpu_let_next();
+#pragma unroll 1
+    for (uint32_t i = blockIdx.x * N_THREAD + threadIdx.x; i < used_before; i += gridDim.x * N_THREAD)
+        other[i] = 0;
+    __syncthreads();
+
+    const int here = is_here;
+#pragma unroll 1
+    for (int f = 0; f < N_PHASE; f++) {
+        struct phase p;
+        p.n_unit = f ? phase[1].n_unit : phase[0].n_unit;
+        p.n_pass = f ? phase[1].n_pass : phase[0].n_pass;
+        p.lo = f ? phase[1].lo : phase[0].lo;
+        p.hi = f ? phase[1].hi : phase[0].hi;
+        if (f) {
+            take_h(hs, (const uint4 *)(words + n_logit), (n_word - n_logit) / 4);
+            __syncthreads();
+            if (FRONT && blockIdx.x == 0) /* every block has h, so it has read the residual */
+                front_put(a.front, row, by, room);
+            if (blockIdx.x == 0 && threadIdx.x == 0) {
+                gpu_store_grid(a.turn + 1 + turn, (uint32_t)n_word);
+                gpu_store_grid(a.turn, 1 - turn);
+            }
+        }
+        run_phase(
+            p, piece, f ? pieces >> PIECES_MAX << PIECES_MAX : pieces & ((1u << PIECES_MAX) - 1), ring, part,
+            warp, lane, [&](int slot) { return f ? hs + slot * (2 * I) : xs; },
+            [&](int slot, struct sums c) {
+                if (f == 0)
+                    return c;
+                const float w = __shfl_sync(ALL_LANES, weight, slot),
+                            s = __shfl_sync(ALL_LANES, down_scale, slot);
+                const bool counts = __shfl_sync(ALL_LANES, here, slot);
+                return counts ? sums{w * (c.low * s), w * (c.high * s)} : sums{0.0f, 0.0f};
+            },
+            [&](int tile, struct sums c) {
+                if (f == 0) {
+                    const int slot = tile / (I / 8);
+                    const float gate = c.low * __shfl_sync(ALL_LANES, gate_scale, slot),
+                                up = c.high * __shfl_sync(ALL_LANES, up_scale, slot);
+                    put_h(words + n_logit, tile, swiglu(gate, up), lane);
+                } else if (lane % 4 == 0) {
+                    a.w.out[tile * 16 + lane / 4] = c.low;
+                    a.w.out[tile * 16 + lane / 4 + 8] = c.high;
+                }
+            });
+    }
+}
+
+/* ---- which ----------------------------------------------------------------------------------------- */
+
+static size_t room_bytes(const struct packed_moe *w, bool front)
+{
+    return 2 * ((size_t)w->hidden + (size_t)w->n_used * (size_t)w->inner) +
+           (front ? (size_t)w->hidden * sizeof(float) + sizeof(front_room) : 0);
+}
+
+/* Stages of the rings that fit beside the rest; 0: not even two. */
+static int stages(const struct packed_moe *w, bool front, const struct gpu_limits *limits)
+{
+    const size_t own = 8192; /* what the kernel has of its own */
+    for (int n = STAGES_MAX; n >= 2; n--)
+        if ((size_t)(N_WARP * n) * CHUNK_BYTES + room_bytes(w, front) + own <= limits->shared_bytes)
+            return n;
+    return 0;
+}
+
+/* Pieces of a warp where `tiles` of `runs` runs each are dealt to `grid` blocks. */
+static bool few_pieces(int tiles, int runs, int grid)
+{
+    return ((tiles + grid - 1) / grid * runs + N_WARP - 1) / N_WARP + 1 <= PIECES_MAX;
+}
+
+/* Whether so many tiles of down, dealt whole, keep blocks busy: else the kernel for few rows is as fast. */
+static bool fills(int tiles, int grid)
+{
+    return 4 * tiles >= 3 * ((tiles + grid - 1) / grid) * grid;
+}
+
+static bool takes(const struct packed_moe *w, bool front, const struct gpu_limits *limits)
+{
+    return w->n_row == 1 && !w->each && w->n_used >= 1 && w->n_used <= USED_MAX && w->n_expert >= 1 &&
+           w->hidden >= 64 && w->hidden % 64 == 0 && w->inner >= 64 && w->inner % 64 == 0 &&
+           (size_t)w->n_used * (size_t)w->inner / 2 + CUDA_EXPERTS_MAX <= OP_SINGLE_WORDS &&
+           few_pieces(w->n_used * w->inner / 8, 1, limits->n_sm) &&
+           few_pieces(w->hidden / 16, w->n_used, limits->n_sm) && fills(w->hidden / 16, limits->n_sm) &&
+           stages(w, front, limits) > 0;
+}
+
+bool moe_single_takes(const struct packed_moe *w, const struct gpu_limits *limits)
+{
+    return takes(w, false, limits);
+}
+
+template <bool FRONT> static const char *start(single_params *a, const struct op_place *at)
+{
+    const struct packed_moe *w = &a->w;
+    a->turn = at->barrier + OP_SINGLE;
+    a->words = at->barrier + OP_SINGLE_H;
+    a->n_stage = stages(w, FRONT, at->limits);
+    const size_t bytes = (size_t)(N_WARP * a->n_stage) * CHUNK_BYTES + room_bytes(w, FRONT);
+    const int tiles = w->n_used * (w->inner / 8),
+              grid = std::min(at->limits->n_sm, tiles); /* all have some */
+    const char *why = gpu_why(gpu_allow_shared(single_kernel<FRONT>, bytes));
+    return why ? why
+               : gpu_why(gpu_launch_together(single_kernel<FRONT>, (unsigned)grid, N_THREAD, bytes,
+                                             at->stream, *a));
+}
+
+const char *moe_single_start(const struct packed_moe *w, const struct op_place *at)
+{
+    single_params a = {};
+    a.w = *w;
+    return start<false>(&a, at);
+}
+
+bool moe_joined_takes(const struct cuda_op *op, int n_op, const struct packed_moe *w,
+                      const struct gpu_limits *limits)
+{
+    if (n_op < 3 || op[0].kind != CUDA_OP_ADD_NORM || op[1].kind != CUDA_OP_ROUTER ||
+        op[2].kind != CUDA_OP_MOE)
+        return false;
+    for (int i = 1; i < 3; i++)
+        if (op[i].n_row != 1 || op[i].lane != op[0].lane || op[i].back || op[i].count != op[0].count)
+            return false;
+    const struct cuda_add_norm *n = &op[0].as.add_norm;
+    const struct cuda_router *r = &op[1].as.router;
+    return op[0].n_row == 1 && !n->row && n->n == w->hidden && n->y == w->x && n->y_float &&
+           n->y_float == r->x && r->K == w->hidden && r->expert == w->id && r->weight == w->weight &&
+           r->top_k == w->n_used && front_takes(r) && takes(w, true, limits);
+}
+
+const char *moe_joined_start(const struct cuda_op *op, const struct packed_moe *w, const struct op_place *at)
+{
+    single_params a = {};
+    a.w = *w;
+    a.front = {op[0].as.add_norm, op[1].as.router, op[1].count};
+    return start<true>(&a, at);
+}

@@ -1,0 +1,210 @@
+/* What the kernels for one row of x share: units of packed weights (unit.cuh) dealt to blocks by tiles and to
+ * warps by runs, a ring of copies for each warp, and the sums of tiles that warps share.
+ *
+ * Rows of x are the eight columns of the matrix instruction. Here every lane reads the one row there is, so
+ * all columns are the same, and nothing is staged that is not there.
+ *
+ * Such a launch is short, and most of its code runs once: code that has to be fetched first is a good part of
+ * its time. So there is one loop for all phases, and what it needs to know is worked out by all lanes at
+ * once, a lane a piece, before it. */
+#pragma once
+
+#include "kernels/cuda/plugin/unit.cuh"
+
+/* ---- dealing work ---------------------------------------------------------------------------------- */
+
+#define N_PHASE    2
+#define PIECES_MAX 16 /* of a warp in one phase; a lane knows one */
+
+/* A phase of this block: tiles of 16 rows, of which each has n_pass times n_unit units, dealt evenly to the
+ * warps in runs. */
+struct phase {
+    const uint8_t *weight;
+    int64_t matrix_bytes; /* of one expert */
+    int n_unit, n_pass;   /* units of a tile in one matrix; matrices that a tile is summed over */
+    int n_tile;           /* of a matrix */
+    int lo, hi;           /* this block's: of all matrices' one after another, or of one where n_pass > 1 */
+};
+
+/* Of `all` tiles. */
+static __device__ __forceinline__ void deal(struct phase &p, int all)
+{
+    p.lo = (int)((int64_t)all * blockIdx.x / gridDim.x);
+    p.hi = (int)((int64_t)all * (blockIdx.x + 1) / gridDim.x);
+}
+
+static __device__ __forceinline__ int warp_first(const struct phase &p, int warp)
+{
+    return (int)((unsigned)((p.hi - p.lo) * p.n_pass * p.n_unit * warp) / N_WARP);
+}
+
+/* Units that lie side by side, of one tile's sum in one matrix; n may be 0. */
+struct piece {
+    const uint8_t *from;
+    int n, tile, slot, k;
+};
+
+/* This lane's: number lane % PIECES_MAX of phase lane / PIECES_MAX. `expert`: of a lane's slot. All lanes. */
+static __device__ __forceinline__ struct piece piece_of(const struct phase (&phase)[N_PHASE], int expert,
+                                                        int warp, int lane)
+{
+    const bool second = lane >= PIECES_MAX;
+    struct phase p;
+    p.weight = second ? phase[1].weight : phase[0].weight;
+    p.matrix_bytes = second ? phase[1].matrix_bytes : phase[0].matrix_bytes;
+    p.n_unit = second ? phase[1].n_unit : phase[0].n_unit;
+    p.n_pass = second ? phase[1].n_pass : phase[0].n_pass;
+    p.n_tile = second ? phase[1].n_tile : phase[0].n_tile;
+    p.lo = second ? phase[1].lo : phase[0].lo;
+    p.hi = second ? phase[1].hi : phase[0].hi;
+    const int first = warp_first(p, warp), end = warp_first(p, warp + 1);
+    const int run = first / p.n_unit + lane % PIECES_MAX, at = max(first, run * p.n_unit),
+              tile = run / p.n_pass;
+    struct piece s;
+    s.n = max(0, min(end, (run + 1) * p.n_unit) - at);
+    s.k = at - run * p.n_unit;
+    s.tile = p.lo + tile;
+    int in_matrix = s.tile;
+    s.slot = run - tile * p.n_pass;
+    if (p.n_pass == 1) {
+        s.slot = s.tile / p.n_tile;
+        in_matrix -= s.slot * p.n_tile;
+    }
+    const int64_t e = __shfl_sync(ALL_LANES, expert, s.slot & 31);
+    s.from = p.weight + e * p.matrix_bytes + ((int64_t)in_matrix * p.n_unit + s.k) * CUDA_UNIT_BYTES;
+    return s;
+}
+
+/* ---- a warp's ring --------------------------------------------------------------------------------- */
+
+struct ring {
+    uint8_t *data;     /* [n_stage][CHUNK_BYTES], this warp's */
+    shared_at barrier; /* [n_stage] */
+    int n_stage, put, taken, ahead;
+    uint32_t parity;
+    /* What is to be asked for: */
+    uint32_t todo; /* pieces, by lane */
+    const uint8_t *from;
+    int left; /* units of the present piece */
+};
+
+/* A warp's barriers of [N_WARP * STAGES_MAX] of the block. All lanes. */
+static __device__ __forceinline__ struct ring ring_make(uint8_t *memory, uint64_t *barriers, int n_stage,
+                                                        int warp, int lane)
+{
+    struct ring r = {};
+    r.data = memory + warp * n_stage * CHUNK_BYTES;
+    r.barrier = shared_address(&barriers[warp * STAGES_MAX]);
+    r.n_stage = n_stage;
+    if (lane < n_stage)
+        barrier_init(r.barrier + 8 * lane);
+    barriers_made();
+    __syncwarp();
+    return r;
+}
+
+static __device__ __forceinline__ const uint8_t *lane_pointer(const uint8_t *p, int lane)
+{
+    return (const uint8_t *)(uintptr_t)__shfl_sync(ALL_LANES, (unsigned long long)(uintptr_t)p, lane);
+}
+
+/* All lanes. */
+static __device__ __forceinline__ void ring_fill(struct ring &r, const struct piece &piece, int lane)
+{
+#pragma unroll 1
+    while (r.ahead < r.n_stage) {
+        if (r.left == 0) {
+            if (r.todo == 0)
+                return;
+            const int next = __ffs((int)r.todo) - 1;
+            r.todo &= r.todo - 1;
+            r.from = lane_pointer(piece.from, next);
+            r.left = __shfl_sync(ALL_LANES, piece.n, next);
+        }
+        const int n = min(CHUNK_UNITS, r.left);
+        copy_weights(shared_address(r.data + r.put * CHUNK_BYTES), r.from, n * CUDA_UNIT_BYTES,
+                     r.barrier + 8 * r.put, lane);
+        r.from += n * CUDA_UNIT_BYTES;
+        r.left -= n;
+        r.put = r.put + 1 == r.n_stage ? 0 : r.put + 1;
+        r.ahead++;
+    }
+}
+
+/* ---- one phase ------------------------------------------------------------------------------------- */
+
+/* A tile's sums of one lane: of rows g and g + 8, the same in all four lanes of a row. */
+struct sums {
+    float low, high;
+};
+
+/* Every tile of the block: done(tile, sums), by one whole warp. x_of(slot): the row that its weights
+ * multiply; scaled(slot, c): what the sum c over its matrix adds. pieces: this phase's, by lane. part:
+ * [N_WARP][2][32]. Begins after the staging; a barrier is in it. */
+template <typename Row, typename Scaled, typename Done>
+static __device__ __forceinline__ void run_phase(const struct phase &p, const struct piece &piece,
+                                                 uint32_t pieces, struct ring &ring, float (*part)[2][32],
+                                                 int warp, int lane, Row x_of, Scaled scaled, Done done)
+{
+    const int whole_tile = p.n_pass * p.n_unit, first = warp_first(p, warp), end = warp_first(p, warp + 1);
+    int tile = p.lo + first / whole_tile, next_tile = (tile - p.lo + 1) * whole_tile, at = first;
+    bool begun = next_tile - whole_tile == first; /* this warp has the present tile from its first unit on */
+    struct sums sum = {0.0f, 0.0f};
+#pragma unroll 1
+    for (; pieces; pieces &= pieces - 1) {
+        const int which = __ffs((int)pieces) - 1, n = __shfl_sync(ALL_LANES, piece.n, which),
+                  slot = __shfl_sync(ALL_LANES, piece.slot, which),
+                  k = __shfl_sync(ALL_LANES, piece.k, which);
+        const uint8_t *x = x_of(slot) + 32 * (lane & 3) + 128 * k;
+        float c[1][4] = {}, d[1][4] = {}; /* two sums: products of one wait for each other */
+#pragma unroll 1
+        for (int left = n; left > 0; left -= CHUNK_UNITS) {
+            barrier_wait(ring.barrier + 8 * ring.taken, ring.parity);
+            const uint8_t *unit = ring.data + ring.taken * CHUNK_BYTES;
+            if (left >= CHUNK_UNITS) {
+#pragma unroll
+                for (int i = 0; i < CHUNK_UNITS; i++)
+                    multiply_unit<1>(i % 2 ? d : c, unit + i * CUDA_UNIT_BYTES, x + 128 * i, 0, lane);
+            } else {
+#pragma unroll 1
+                for (int i = 0; i < left; i++)
+                    multiply_unit<1>(c, unit + i * CUDA_UNIT_BYTES, x + 128 * i, 0, lane);
+            }
+            x += 128 * CHUNK_UNITS;
+            __syncwarp(); /* all lanes have read the chunk: its place may be written */
+            if (++ring.taken == ring.n_stage) {
+                ring.taken = 0;
+                ring.parity ^= 1;
+            }
+            ring.ahead--;
+            ring_fill(ring, piece, lane);
+        }
+        const struct sums one = scaled(slot, {c[0][0] + d[0][0], c[0][2] + d[0][2]});
+        sum.low += one.low;
+        sum.high += one.high;
+        at += n;
+        if (at == next_tile) {
+            if (begun)
+                done(tile, sum);
+            else
+                part[warp][0][lane] = sum.low, part[warp][1][lane] = sum.high;
+            sum = {0.0f, 0.0f};
+            begun = true;
+            tile++;
+            next_tile += whole_tile;
+        }
+    }
+    const bool tail = end > first && at != next_tile - whole_tile;
+    if (tail && !begun) /* neither end of the tile */
+        part[warp][0][lane] = sum.low, part[warp][1][lane] = sum.high;
+    __syncthreads();
+    if (tail && begun) { /* the first part of a tile: add the others in their order */
+#pragma unroll 1
+        for (int v = warp + 1; v < N_WARP && warp_first(p, v) < next_tile; v++)
+            if (warp_first(p, v + 1) > warp_first(p, v)) {
+                sum.low += part[v][0][lane];
+                sum.high += part[v][1][lane];
+            }
+        done(tile, sum);
+    }
+}

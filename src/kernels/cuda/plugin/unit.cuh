@@ -1,0 +1,217 @@
+/* Units of packed NVFP4 weights (cuda_layout.h): a warp's copies of them into shared memory, and their
+ * products with rows of x by mma.m16n8k16, the weights being A. For kernels of few rows, and for the
+ * emulator. */
+#pragma once
+
+#include "kernels/cuda/cuda_layout.h"
+#include "kernels/cuda/plugin/gpu.h"
+
+#define N_WARP      16
+#define N_THREAD    (32 * N_WARP)
+#define CHUNK_UNITS 4
+#define CHUNK_BYTES (CHUNK_UNITS * CUDA_UNIT_BYTES)
+#define STAGES_MAX  6
+
+/* ---- mbarriers and copies -------------------------------------------------------------------------- */
+
+/* A phase of a barrier is the arrivals of a warp's lanes. It ends when each lane's cp.async have been
+ * performed, which its arrive.noinc waits for; the wait acquires them for all lanes. A place is copied to
+ * again only after __syncwarp behind the last read of it. racecheck does not see the former. */
+
+#ifdef __CUDACC__
+
+/* Where something lies in shared memory, as instructions take it. */
+typedef uint32_t shared_at;
+
+__device__ __forceinline__ shared_at shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ __forceinline__ void barrier_init(shared_at barrier)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 32;" ::"r"(barrier) : "memory");
+}
+
+/* Behind the last barrier_init, before a barrier of the block. */
+__device__ __forceinline__ void barriers_made()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(shared_at barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}\n" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* A warp's copy of a chunk, 16 bytes a lane at a time; the barrier's phase ends when all of it is there. A
+ * bulk copy of each chunk was as fast on an H200: copies are not what holds these kernels.
+ * Weights are read once: they should not push x out of the L2. */
+__device__ __forceinline__ void copy_weights(shared_at to, const uint8_t *from, int bytes, shared_at barrier,
+                                             int lane)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#pragma unroll
+    for (int i = 0; i < (CHUNK_BYTES + 511) / 512; i++) {
+        const int at = i * 512 + 16 * lane;
+        if (at < bytes)
+            asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to + at),
+                         "l"(from + at), "l"(policy)
+                         : "memory");
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+#else /* a lane copies at once, and waits for the others' */
+
+typedef uint8_t *shared_at;
+
+static inline shared_at shared_address(void *p)
+{
+    return (uint8_t *)p;
+}
+static inline void barrier_init(shared_at)
+{
+}
+static inline void barriers_made()
+{
+}
+static inline void barrier_wait(shared_at, uint32_t)
+{
+    __syncwarp();
+}
+static inline void copy_weights(shared_at to, const uint8_t *from, int bytes, shared_at, int lane)
+{
+    for (int at = 16 * lane; at < bytes; at += 512)
+        memcpy(to + at, from + at, 16);
+}
+
+#endif
+
+/* ---- one unit -------------------------------------------------------------------------------------- */
+
+/* Shifts and masks run at half the rate of the rest and are what holds these kernels (docs/SPEED.md). So what
+ * can be a multiplication is one, by `sixteen`, which the compiler does not know to be a power of two, and
+ * products take the half of the scales that is their rows': instructions name halves. */
+
+#ifdef __CUDACC__
+
+__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t d;
+    asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+/* Both halves of a, by one half of b. */
+__device__ __forceinline__ uint32_t times_low(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        ".reg .b32 both;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "mov.b32 both, {low, low};\n"
+        "mul.rn.bf16x2 %0, %1, both;\n"
+        "}\n"
+        : "=r"(d)
+        : "r"(a), "r"(b));
+    return d;
+}
+
+__device__ __forceinline__ uint32_t times_high(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        ".reg .b32 both;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "mov.b32 both, {high, high};\n"
+        "mul.rn.bf16x2 %0, %1, both;\n"
+        "}\n"
+        : "=r"(d)
+        : "r"(a), "r"(b));
+    return d;
+}
+
+#else
+
+static inline uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c)
+{
+    return a * b + c;
+}
+static inline uint32_t times_low(uint32_t a, uint32_t b)
+{
+    return bf16_pair_times(a, (b & 0xffffu) | b << 16);
+}
+static inline uint32_t times_high(uint32_t a, uint32_t b)
+{
+    return bf16_pair_times(a, b >> 16 | (b & 0xffff0000u));
+}
+
+#endif
+
+/* Bytes 0 and 1 of the scales, or 2 and 3, as the bf16 numbers scale * 2^107. */
+template <int PAIR> __device__ __forceinline__ uint32_t scale_pair(uint32_t scales, uint32_t sixteen)
+{
+    return multiply_add(__byte_perm(scales, 0, PAIR ? 0x4342u : 0x4140u), sixteen, 0x70007000u);
+}
+
+/* The A operand of 16 rows x 16 k from a lane's word: see cuda_layout.h. */
+__device__ __forceinline__ void expand(uint32_t (&a)[4], uint32_t w, uint32_t scale, uint32_t sixteen)
+{
+    const uint32_t all = 0x81c081c0u;
+    a[0] = times_low(w & all, scale);
+    a[1] = times_high(multiply_add(w, sixteen, 0) & all, scale);
+    a[2] = times_low(__funnelshift_l(w, w, 10) & all, scale);
+    a[3] = times_high(
+        (multiply_add(w, 4 * sixteen, 0) & 0x80c080c0u) | (__funnelshift_l(w, w, 14) & 0x01000100u), scale);
+}
+
+/* c += unit * x. x: this lane's 32 bytes of each row of the 64 k; rows of 8 more are x_step apart. */
+template <int NT>
+__device__ __forceinline__ void multiply_unit(float (&c)[NT][4], const uint8_t *unit, const uint8_t *x,
+                                              uint32_t x_step, int lane)
+{
+    const uint4 code = *(const uint4 *)(unit + 16 * lane);
+    const uint2 scale = *(const uint2 *)(unit + CUDA_UNIT_CODES + 8 * (lane >> 2));
+    uint32_t a[4][4];
+    const uint32_t sixteen = 16 * gridDim.y; /* grids here are lines */
+    expand(a[0], code.x, scale_pair<0>(scale.x, sixteen), sixteen);
+    expand(a[1], code.y, scale_pair<1>(scale.x, sixteen), sixteen);
+    expand(a[2], code.z, scale_pair<0>(scale.y, sixteen), sixteen);
+    expand(a[3], code.w, scale_pair<1>(scale.y, sixteen), sixteen);
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        const uint4 b = *(const uint4 *)(x + t * x_step), d = *(const uint4 *)(x + t * x_step + 16);
+        mma_bf16(c[t], a[0], b.x, b.y);
+        mma_bf16(c[t], a[1], b.z, b.w);
+        mma_bf16(c[t], a[2], d.x, d.y);
+        mma_bf16(c[t], a[3], d.z, d.w);
+    }
+}
+
+/* ---- rows in shared memory ------------------------------------------------------------------------- */
+
+/* Elements 8 * at to 8 * at + 7 of a row of bf16, to where the lanes read them: of each 64, four runs of 16,
+ * run q having k 4q to 4q + 3 of each 16. */
+__device__ __forceinline__ void stage_eight(uint8_t *row, int at, uint4 v)
+{
+    uint8_t *block = row + (uint32_t)(at / 8) * 128u;
+    const int q = at % 2 * 2, f = at % 8 / 2; /* half of a 16: two quarters */
+    *(uint2 *)(block + 32 * q + 8 * f) = make_uint2(v.x, v.y);
+    *(uint2 *)(block + 32 * q + 32 + 8 * f) = make_uint2(v.z, v.w);
+}
+
+__device__ __forceinline__ float swiglu(float gate, float up)
+{
+    return gate / (1.0f + __expf(-gate)) * up;
+}

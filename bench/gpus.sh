@@ -8,7 +8,8 @@
 #
 # Without a path it builds build/release first. GPUS is how many (default 2). GOLDEN and SHAPES name the folders of golden
 # models and of shapes (config.json alone), NYBBLE_NCCL NCCL's library; what is missing is left out and said. PARTS chooses:
-# check golden sanitize lost sums model.
+# check golden sanitize lost sums model overlap. The last: prefill and decode with two-batch overlap beside none, in turn in one
+# process, and a picture of layers 20 to 22 of one step each way (overlap-SHAPE.svg in the folder OUT, default: this one).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 nybble=${1:-build/release/nybble}
@@ -19,7 +20,8 @@ fi
 GPUS=${GPUS:-2}
 GOLDEN=${GOLDEN:-${NYBBLE_SHARED_DIR:-shared}/golden}
 SHAPES=${SHAPES:-${NYBBLE_SHARED_DIR:-shared}/shapes}
-PARTS=${PARTS:-check golden sanitize lost sums model}
+PARTS=${PARTS:-check golden sanitize lost sums model overlap}
+OUT=$(realpath "${OUT:-.}")
 if [ -z "${NYBBLE_NCCL:-}" ]; then # the wheel's, where Python has it
     NYBBLE_NCCL=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib/libnccl.so.2")' 2>/dev/null)
 fi
@@ -37,21 +39,25 @@ limited() { timeout -k 5 "$@"; }
 
 if has check; then
     part "operators of several GPUs against a scalar loop"
-    for row in allreduce gather lost_peer; do
+    for row in allreduce gather dispatch lanes lost_peer; do
         limited 60 "$nybble" checkkern --device cuda --filter "$row" --rounds "${ROUNDS:-48}" || failed "checkkern $row"
     done
 fi
 if has sums; then
     part "sums"
     limited 90 "$nybble" bench gpus --ranks "$GPUS" || failed "bench gpus"
+    limited 60 "$nybble" bench gpus --ranks "$GPUS" --experts 128 --hidden 2048 || failed "bench gpus --experts"
 fi
 if has golden; then
     part "golden models over $GPUS GPUs"
     for model in "$GOLDEN"/*/; do
         [ -f "$model/golden.json" ] || continue
-        limited 60 "$nybble" verify --device cuda --tensor-parallel-size "$GPUS" "$model" 2>&1 |
-            grep -E '^(logits|greedy|verdict|nybble verify)' | sed "s|^|$(basename "$model"): |"
-        [ "${PIPESTATUS[0]}" = 0 ] || failed "verify $model"
+        for experts in "" --enable-expert-parallel; do
+            # shellcheck disable=SC2086 # or nothing
+            limited 60 "$nybble" verify --device cuda --tensor-parallel-size "$GPUS" $experts "$model" 2>&1 |
+                grep -E '^(logits|greedy|verdict|nybble verify)' | sed "s|^|$(basename "$model")${experts:+, experts}: |"
+            [ "${PIPESTATUS[0]}" = 0 ] || failed "verify $experts $model"
+        done
     done
 fi
 if has sanitize && command -v compute-sanitizer >/dev/null; then
@@ -88,13 +94,25 @@ fi
 if has model; then
     for shape in ${MODELS:-qwen3-30b-a3b}; do
         [ -f "$SHAPES/$shape/config.json" ] || { echo "no shape $SHAPES/$shape"; continue; }
-        for how in "1" "$GPUS" "$GPUS --enable-allreduce-fusion off"; do
+        for how in "1" "$GPUS" "$GPUS --enable-allreduce-fusion off" "$GPUS --enable-expert-parallel"; do
             part "$shape, GPUs: $how"
             # shellcheck disable=SC2086 # several words
             limited 150 "$nybble" bench model --device cuda --load-format dummy --prompt 2048 --chunk 8192 --gen 32 \
                 --depth 512 --batch "${BATCH:-1,8,32,128}" --repeat 3 --max-model-len 16384 --tensor-parallel-size $how \
                 "$SHAPES/$shape" || failed "$shape, GPUs: $how"
         done
+    done
+fi
+if has overlap; then
+    for shape in ${OVERLAP_MODELS:-wide-shape qwen3-30b-a3b glm-4.5-air}; do # the first: sums take longer than all else
+        folder=$SHAPES/$shape
+        [ -f "bench/$shape/config.json" ] && folder=bench/$shape
+        [ -f "$folder/config.json" ] || { echo "no shape $folder"; continue; }
+        part "$shape, two-batch overlap"
+        limited 120 "$nybble" bench overlap --device cuda --tensor-parallel-size "$GPUS" --load-format dummy --prompt 2048,8192 \
+            --batch 32,128 --depth 512 --rounds "${ROUNDS_OVERLAP:-24}" --max-model-len 16384 --trace "$OUT/overlap-$shape.json" \
+            "$folder" || failed "$shape, two-batch overlap"
+        python3 bench/overlap.py "$OUT/overlap-$shape.json" "$OUT/overlap-$shape.svg" 20 22 || failed "picture of $shape"
     done
 fi
 printf '\n== done in %d s, status %d\n' "$SECONDS" "$status"

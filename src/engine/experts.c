@@ -15,22 +15,19 @@ void experts_open(struct experts *x, struct model *m, struct live *live, int int
 
 /* ---- every so many steps: on the engine's thread --------------------------------------------------- */
 
-/* Who is kept waiting by this looks at live.moving and tries again. Nothing is begun while the weights are
- * replaced or looked at. */
+/* Nothing is begun while the weights are replaced or looked at. */
 static void move_some(struct experts *x)
 {
     struct nyb_err err;
-    atomic_store(&x->live->moving, true);
-    if (!pthread_mutex_trylock(&x->live->update)) {
-        if (!x->moving) {
-            x->n_step = 0;
-            x->moving = model_rebalance_begin(x->model);
-        }
-        if (x->moving && model_rebalance_step(x->model, SLICE_NS, &x->moving, NULL, &err) != NYB_OK)
-            x->moving = false; /* a lost rank: the next step fails of it */
-        pthread_mutex_unlock(&x->live->update);
+    if (!live_take_to_move(x->live))
+        return;
+    if (!x->moving) {
+        x->n_step = 0;
+        x->moving = model_rebalance_begin(x->model);
     }
-    atomic_store(&x->live->moving, false);
+    if (x->moving && model_rebalance_step(x->model, SLICE_NS, &x->moving, NULL, &err) != NYB_OK)
+        x->moving = false; /* a lost rank: the next step fails of it */
+    live_give(x->live);
 }
 
 void experts_after_step(void *arg)
@@ -59,9 +56,9 @@ static void do_some(struct step *s, void *arg)
     struct asked *a = arg;
     (void)s;
     if (!a->begun && !model_rebalance_begin(a->model)) {
-        a->code =
-            err_set(a->err, NYB_E_UNSUPPORTED,
-                    "experts have one rank here: only expert parallelism over several ranks moves them");
+        a->code = err_set(a->err, NYB_E_UNSUPPORTED,
+                          "experts stay where they are here: only expert parallelism over several ranks of "
+                          "CPUs moves them");
         return;
     }
     a->begun = true;
@@ -82,7 +79,7 @@ enum nyb_code nyb_rebalance_experts(struct nyb_engine *e, struct nyb_rebalance *
         if (a.more && a.done.n_move == before)
             nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
     }
-    pthread_mutex_unlock(&e->live->update);
+    live_give(e->live);
     *result = (struct nyb_rebalance){.layers = a.done.n_layer,
                                      .moves = a.done.n_move,
                                      .bytes = a.done.bytes,

@@ -203,6 +203,9 @@ static enum nyb_code open_parts(struct nyb_engine *e, const struct nyb_options *
     mo.progress = o->progress;
     mo.progress_arg = o->progress_arg;
     TRY(model_open(&e->model, &mo, err));
+    if (o->expert_rebalance_interval > 0 && model_device_name(e->model))
+        return err_at(err, NYB_E_UNSUPPORTED, "expert_rebalance_interval", -1,
+                      "is %d: experts on GPUs stay where they are", o->expert_rebalance_interval);
     int n_block = 0, max_len = 0;
     TRY(size_cache(e, o, &n_block, &max_len, err));
     read_generation(e, o, max_len);

@@ -57,8 +57,8 @@ static enum nyb_code check_version(const char *version, struct nyb_err *err)
 enum nyb_code live_open(struct live *l, const char *folder, const char *version, struct nyb_err *err)
 {
     *l = (struct live){0};
-    pthread_mutex_init(&l->update, NULL);
     pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->freed, NULL);
     if (!version)
         version = "default";
     TRY(check_version(version, err));
@@ -69,20 +69,40 @@ enum nyb_code live_open(struct live *l, const char *folder, const char *version,
 
 bool live_take(struct live *l)
 {
-    const struct timespec moment = {.tv_nsec = 200000};
-    while (pthread_mutex_trylock(&l->update)) {
-        if (!atomic_load(&l->moving)) /* an update or a check; or a move that has ended since */
-            return !pthread_mutex_trylock(&l->update);
-        nanosleep(&moment, NULL);
-    }
-    return true;
+    pthread_mutex_lock(&l->lock);
+    while (l->turn == LIVE_MOVES)
+        pthread_cond_wait(&l->freed, &l->lock);
+    bool taken = l->turn == LIVE_FREE;
+    if (taken)
+        l->turn = LIVE_TAKEN;
+    pthread_mutex_unlock(&l->lock);
+    return taken;
+}
+
+bool live_take_to_move(struct live *l)
+{
+    pthread_mutex_lock(&l->lock);
+    bool taken = l->turn == LIVE_FREE;
+    if (taken)
+        l->turn = LIVE_MOVES;
+    pthread_mutex_unlock(&l->lock);
+    return taken;
+}
+
+void live_give(struct live *l)
+{
+    pthread_mutex_lock(&l->lock);
+    ASSERT(l->turn != LIVE_FREE);
+    l->turn = LIVE_FREE;
+    pthread_cond_broadcast(&l->freed);
+    pthread_mutex_unlock(&l->lock);
 }
 
 void live_close(struct live *l)
 {
     if (l->has_snapshot)
         checksum_free(&l->snapshot);
-    pthread_mutex_destroy(&l->update);
+    pthread_cond_destroy(&l->freed);
     pthread_mutex_destroy(&l->lock);
 }
 
@@ -375,7 +395,7 @@ enum nyb_code nyb_update_weights(struct nyb_engine *e, const struct nyb_update *
     else
         code = apply(e, u, folder, result, err);
     conclude(e, u, folder, code, result);
-    pthread_mutex_unlock(&l->update);
+    live_give(l);
     free(folder);
     return code;
 }

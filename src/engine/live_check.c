@@ -139,7 +139,7 @@ enum nyb_code nyb_weights_check(struct nyb_engine *e, enum nyb_check what, int t
     if (!live_take(e->live))
         return err_set(err, NYB_E_CONFLICT, "the weights are being updated or checked");
     enum nyb_code code = check(e, what, threads, result, err);
-    pthread_mutex_unlock(&e->live->update);
+    live_give(e->live);
     return code;
 }
 
@@ -181,7 +181,7 @@ enum nyb_code nyb_read_weights(struct nyb_engine *e, const char *name, size_t ma
     if (!live_take(e->live))
         return err_set(err, NYB_E_CONFLICT, "the weights are being updated or checked");
     enum nyb_code code = read_values(e, &a);
-    pthread_mutex_unlock(&e->live->update);
+    live_give(e->live);
     if (code == NYB_OK)
         *out = (struct nyb_values){
             .value = a.r.value, .n = a.r.n, .rows = a.r.rows, .columns = a.r.columns, .type = a.r.type};

@@ -12,6 +12,12 @@ static enum nyb_code forward(void *self, const struct batch *b, float *logits, s
     return model_forward(self, b, logits, NULL, err);
 }
 
+static enum nyb_code draw(void *self, const struct batch *b, const struct draw *draw, int32_t *token,
+                          float *logits, struct nyb_err *err)
+{
+    return model_forward_draw(self, b, draw, token, logits, err);
+}
+
 static float *logits_alloc(void *self, size_t bytes)
 {
     return model_logits_alloc(self, bytes);
@@ -34,6 +40,8 @@ void runner_from_model(struct runner *out, struct model *m)
                            .pool = model_pool(m),
                            .reserve = reserve,
                            .forward = forward,
+                           .draw = model_can_draw(m) > 0 ? draw : NULL,
+                           .most_top_k = model_can_draw(m),
                            .logits_alloc = logits_alloc,
                            .logits_free = logits_free,
                            .status = model_ranks(m) > 1 ? status : NULL};

@@ -14,6 +14,12 @@ struct runner {
     enum nyb_code (*reserve)(void *self, int n_block, struct nyb_err *err);
     /* One step: logits (batch->n_out, vocab). */
     enum nyb_code (*forward)(void *self, const struct batch *b, float *logits, struct nyb_err *err);
+    /* The same where rows whose draw (batch->n_out) is wanted are drawn beside the logits: token
+     * (batch->n_out), -1 where no logit is finite. Logits of the other rows are where forward writes them.
+     * NULL: it cannot. */
+    enum nyb_code (*draw)(void *self, const struct batch *b, const struct draw *draw, int32_t *token,
+                          float *logits, struct nyb_err *err);
+    int most_top_k; /* of a draw */
     /* Memory for those logits, 64-byte aligned, NULL where there is none. Both NULL: any will do. */
     float *(*logits_alloc)(void *self, size_t bytes);
     void (*logits_free)(void *self, float *logits);

@@ -184,31 +184,30 @@ static int32_t draw_from_row(const struct choice *c, double target)
     return block < 0 ? -1 : draw_from_block(c, block, eq_before, target - before);
 }
 
-static int32_t sample_top_k(const struct sampler *s, const struct params *p, const float *x, double u,
-                            struct scratch *c)
+static int32_t sample_top_k(const struct sampler *s, const struct draw *d, const float *x, struct scratch *c)
 {
     struct candidate *list = c->list;
-    int n = select_top_k(s->ops, x, s->vocab, p->top_k, list);
+    int n = select_top_k(s->ops, x, s->vocab, d->top_k, list);
     if (n == 0 || !isfinite(list[0].x))
         return -1;
     for (int i = 0; i < n; i++)
         c->band[i] = list[i].x;
-    s->ops->weigh(c->band, n, list[0].x, 1 / p->temperature, p->min_p, c->band, NULL);
+    s->ops->weigh(c->band, n, list[0].x, d->scale, d->min_p, c->band, NULL);
     double total = 0;
     int held = 0;
     for (; held < n && c->band[held] > 0; held++) {
         list[held].x = c->band[held];
         total += (double)c->band[held];
     }
-    if (p->top_p < 1) {
+    if (d->top_p < 1) {
         double at = 0;
         for (int i = 0; i < held; i++) {
             at += (double)list[i].x;
-            if (at >= total * (double)p->top_p)
+            if (at >= total * (double)d->top_p)
                 held = i + 1;
         }
     }
-    return draw_from_list(list, held, u);
+    return draw_from_list(list, held, d->uniform);
 }
 
 /* The smallest set of the weights x (vocab) that holds `target` of the total, and one draw from it. */
@@ -230,17 +229,16 @@ static int32_t sample_nucleus(const struct sampler *s, const float *x, double to
     return draw_from_row(&from, u * (mass + from.n_eq * (double)from.cut));
 }
 
-static int32_t sample_whole(const struct sampler *s, const struct params *p, float *x, double u,
-                            struct scratch *c)
+static int32_t sample_whole(const struct sampler *s, const struct draw *d, float *x, struct scratch *c)
 {
     int at;
     float max = s->ops->max(x, s->vocab, &at);
     if (!isfinite(max))
         return -1;
-    double total = s->ops->weigh(x, s->vocab, max, 1 / p->temperature, p->min_p, x, c->sum);
-    if (p->top_p < 1)
-        return sample_nucleus(s, x, total, total * (double)p->top_p, u, c);
-    return draw_from_row(&(struct choice){.w = x, .n = s->vocab, .sum = c->sum}, u * total);
+    double total = s->ops->weigh(x, s->vocab, max, d->scale, d->min_p, x, c->sum);
+    if (d->top_p < 1)
+        return sample_nucleus(s, x, total, total * (double)d->top_p, d->uniform, c);
+    return draw_from_row(&(struct choice){.w = x, .n = s->vocab, .sum = c->sum}, d->uniform * total);
 }
 
 /* ---- changes to the logits --------------------------------------------------------------------------- */
@@ -309,13 +307,24 @@ static void change_logits(const struct sampler_ops *ops, const struct sampler_in
         apply_penalties(in->p, in->history, x);
 }
 
-static int32_t choose(const struct sampler *s, const struct params *p, float *x, double u, struct scratch *c)
+static int32_t choose(const struct sampler *s, const struct draw *d, float *x, struct scratch *c)
 {
-    if (p->temperature <= 0) {
+    if (d->scale == 0) {
         int at;
         return isfinite(s->ops->max(x, s->vocab, &at)) ? at : -1;
     }
-    return p->top_k > 0 ? sample_top_k(s, p, x, u, c) : sample_whole(s, p, x, u, c);
+    return d->top_k > 0 ? sample_top_k(s, d, x, c) : sample_whole(s, d, x, c);
+}
+
+static struct draw draw_of(const struct params *p, int n_out)
+{
+    bool greedy = p->temperature <= 0;
+    return (struct draw){.uniform = greedy ? 0 : rng_uniform(p->seed, (uint64_t)n_out),
+                         .scale = greedy ? 0 : 1 / p->temperature,
+                         .top_p = p->top_p,
+                         .min_p = p->min_p,
+                         .top_k = p->top_k,
+                         .wanted = true};
 }
 
 /* ---- exported ----------------------------------------------------------------------------------------- */
@@ -323,6 +332,24 @@ static int32_t choose(const struct sampler *s, const struct params *p, float *x,
 bool sampler_wants_history(const struct params *p)
 {
     return p->repetition != 1 || p->presence != 0 || p->frequency != 0;
+}
+
+bool sampler_draw(const struct sampler_input *in, int most_top_k, struct draw *out)
+{
+    const struct params *p = in->p;
+    bool changed =
+        in->constraint || in->history || p->allowed || p->n_bad || p->n_bias || in->n_out < p->min_tokens;
+    if (changed || p->n_logprob >= 0 || p->top_k > most_top_k ||
+        params_forced_token(p, in->out, in->n_out) >= 0)
+        return false;
+    *out = draw_of(p, in->n_out);
+    return true;
+}
+
+int32_t sampler_choose(struct sampler *s, int worker, const struct draw *d, float *logits)
+{
+    ASSERT(worker >= 0 && worker < s->n_worker);
+    return choose(s, d, logits, &s->scratch[worker]);
 }
 
 bool sampler_logprobs(struct sampler *s, int worker, const float *logits, int32_t token, int n,
@@ -358,8 +385,10 @@ int32_t sampler_row(struct sampler *s, int worker, const struct sampler_input *i
     }
     change_logits(s->ops, in, s->vocab, x);
     int32_t token = params_forced_token(p, in->out, in->n_out);
-    if (token < 0)
-        token = choose(s, p, x, rng_uniform(p->seed, (uint64_t)in->n_out), c);
+    if (token < 0) {
+        const struct draw d = draw_of(p, in->n_out);
+        token = choose(s, &d, x, c);
+    }
     if (token >= 0 && p->n_logprob >= 0 &&
         !sampler_logprobs(s, worker, in->logits, token, p->n_logprob, logprob))
         return -1;

@@ -17,6 +17,7 @@
 #include "engine/constraint.h"
 #include "engine/history.h"
 #include "engine/params.h"
+#include "kernels/kernels.h" /* struct draw */
 
 struct sampler;
 
@@ -38,6 +39,13 @@ struct sampler_input {
 
 /* Whether these parameters need a history. */
 bool sampler_wants_history(const struct params *p);
+
+/* What a draw means: the token of these logits (vocab), which are overwritten; -1: none of them is finite. */
+int32_t sampler_choose(struct sampler *s, int worker, const struct draw *d, float *logits);
+
+/* Whether sampler_row would do nothing with these logits but choose so, with a top_k of at most most_top_k,
+ * and give no logprobs; then *out is that draw, and in->logits need not be there. */
+bool sampler_draw(const struct sampler_input *in, int most_top_k, struct draw *out);
 
 /* The token, and with n_logprob >= 0 its logprob and the n_logprob most likely ones into logprob
  * (1 + n_logprob). -1: the logits leave nothing to choose (none is finite). */

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/step_sample.h"
 
 /* Logits of scored prompts. The pages come with the first request that wants some. */
 #define SCORE_BYTES ((int64_t)256 << 20)
@@ -27,8 +28,12 @@ static enum nyb_code allocate(struct step *s, int n_out, struct nyb_err *err)
     s->sampled = mem_try_alloc(n_seq, sizeof(*s->sampled));
     s->unscorable = mem_try_alloc(n_seq, sizeof(*s->unscorable));
     s->out_owner = mem_try_alloc((size_t)n_out, sizeof(*s->out_owner));
+    s->draw = mem_try_alloc((size_t)n_out, sizeof(*s->draw));
+    s->drawn = mem_try_alloc((size_t)n_out, sizeof(*s->drawn));
+    s->todo = mem_try_alloc((size_t)n_out, sizeof(*s->todo));
     s->logprob = mem_try_alloc(n_seq * (size_t)(1 + s->option.max_logprobs), sizeof(*s->logprob));
-    if (s->logits && s->live && s->sampled && s->unscorable && s->out_owner && s->logprob)
+    if (s->logits && s->live && s->sampled && s->unscorable && s->out_owner && s->draw && s->drawn &&
+        s->todo && s->logprob)
         return NYB_OK;
     return err_set(err, NYB_E_MEMORY, "no memory for the logits of %d sequences: %zu bytes", n_out, bytes);
 }
@@ -79,6 +84,9 @@ void step_close(struct step *s)
     free(s->sampled);
     free(s->unscorable);
     free(s->out_owner);
+    free(s->draw);
+    free(s->drawn);
+    free(s->todo);
     free(s->logprob);
     memset(s, 0, sizeof(*s));
 }
@@ -201,69 +209,6 @@ static void attend(struct step *s)
     }
 }
 
-/* ---- sampling -------------------------------------------------------------------------------------- */
-
-static float *logits_row(struct step *s, int out)
-{
-    return s->logits + (size_t)out * (size_t)s->runner.vocab;
-}
-
-static struct nyb_logprob *logprob_row(struct step *s, int row)
-{
-    return s->logprob + (size_t)row * (size_t)(1 + s->option.max_logprobs);
-}
-
-static void score(struct step *s, int item, const struct sched_row *row, int i, int worker)
-{
-    struct request *r = row->r;
-    int at = r->n_scored + i, n = r->p.n_prompt_logprob;
-    if (!sampler_logprobs(s->sampler, worker, logits_row(s, row->out_first + i), r->tok[at], n,
-                          r->prompt_logprob + (size_t)at * (size_t)(1 + n)))
-        atomic_store_explicit(&s->unscorable[item], true, memory_order_relaxed);
-}
-
-/* A pool item: a row of logits, to score a token of a prompt or to sample the next one. */
-static void sample_item(void *arg, int out, int worker)
-{
-    struct step *s = arg;
-    int item = s->out_owner[out];
-    const struct sched_row *row = &s->sched.row[item];
-    const struct request *r = row->r;
-    if (out - row->out_first < row->n_score) {
-        score(s, item, row, out - row->out_first, worker);
-        return;
-    }
-    const struct sampler_input in = {.p = &r->p,
-                                     .history = r->history,
-                                     .out = r->tok + r->n_prompt,
-                                     .n_out = r->n_tok - r->n_prompt,
-                                     .constraint = r->constraint,
-                                     .logits = logits_row(s, out)};
-    int32_t token = sampler_row(s->sampler, worker, &in, logprob_row(s, item));
-    s->sampled[item] = token >= 0 ? token : -2;
-}
-
-/* Into `sampled`: a token; -1: none is due; -2: the logits leave nothing to choose from. */
-static void sample(struct step *s)
-{
-    int n_out = 0;
-    for (int i = 0; i < s->sched.n_row; i++) {
-        const struct sched_row *row = &s->sched.row[i];
-        s->sampled[i] = -1;
-        atomic_store_explicit(&s->unscorable[i], false, memory_order_relaxed);
-        for (int k = 0; k < row->n_score + row->sample; k++)
-            s->out_owner[n_out++] = i;
-    }
-    if (s->runner.pool)
-        pool_run(s->runner.pool, n_out, sample_item, s);
-    else
-        for (int i = 0; i < n_out; i++)
-            sample_item(s, i, 0);
-    for (int i = 0; i < s->sched.n_row; i++)
-        if (atomic_load_explicit(&s->unscorable[i], memory_order_relaxed))
-            s->sampled[i] = -2;
-}
-
 /* ---- delivery -------------------------------------------------------------------------------------- */
 
 static void deliver_token(struct step *s, struct request *r, int32_t token, const struct nyb_logprob *logprob,
@@ -323,7 +268,7 @@ static void deliver(struct step *s)
         const struct sched_row row = s->sched.row[i];
         row.r->n_scored += row.n_score;
         if (s->sampled[i] >= 0) {
-            deliver_token(s, row.r, s->sampled[i], logprob_row(s, i), now);
+            deliver_token(s, row.r, s->sampled[i], step_sample_logprob(s, i), now);
         } else if (s->sampled[i] == -2) {
             struct nyb_err err;
             err_nothing_left(&err, row.r);
@@ -362,6 +307,14 @@ static void fail_batch(struct step *s, const struct nyb_err *err)
         fail(s, s->sched.row[i].r, err);
 }
 
+static enum nyb_code forward(struct step *s, const struct batch *b, struct nyb_err *err)
+{
+    float *logits = b->n_out ? s->logits : NULL;
+    step_sample_plan(s);
+    return s->n_draw > 0 ? s->runner.draw(s->runner.self, b, s->draw, s->drawn, logits, err)
+                         : s->runner.forward(s->runner.self, b, logits, err);
+}
+
 bool step_run(struct step *s)
 {
     struct batch b;
@@ -372,10 +325,10 @@ bool step_run(struct step *s)
         return false;
     }
     struct nyb_err err = {.code = NYB_OK};
-    if (s->runner.forward(s->runner.self, &b, b.n_out ? s->logits : NULL, &err) == NYB_OK) {
+    if (forward(s, &b, &err) == NYB_OK) {
         sched_commit(&s->sched);
         note_versions(s);
-        sample(s);
+        step_sample_run(s, b.n_out);
         deliver(s);
     } else {
         fail_batch(s, &err);

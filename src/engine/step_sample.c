@@ -1,0 +1,91 @@
+#include "engine/step_sample.h"
+
+static float *logits_row(struct step *s, int out)
+{
+    return s->logits + (size_t)out * (size_t)s->runner.vocab;
+}
+
+struct nyb_logprob *step_sample_logprob(struct step *s, int row)
+{
+    return s->logprob + (size_t)row * (size_t)(1 + s->option.max_logprobs);
+}
+
+static void score(struct step *s, int item, const struct sched_row *row, int i, int worker)
+{
+    struct request *r = row->r;
+    int at = r->n_scored + i, n = r->p.n_prompt_logprob;
+    if (!sampler_logprobs(s->sampler, worker, logits_row(s, row->out_first + i), r->tok[at], n,
+                          r->prompt_logprob + (size_t)at * (size_t)(1 + n)))
+        atomic_store_explicit(&s->unscorable[item], true, memory_order_relaxed);
+}
+
+static struct sampler_input input_of(struct step *s, const struct sched_row *row, int out)
+{
+    const struct request *r = row->r;
+    return (struct sampler_input){.p = &r->p,
+                                  .history = r->history,
+                                  .out = r->tok + r->n_prompt,
+                                  .n_out = r->n_tok - r->n_prompt,
+                                  .constraint = r->constraint,
+                                  .logits = logits_row(s, out)};
+}
+
+/* Whether the runner draws this row of logits itself. */
+static bool runner_draws(struct step *s, const struct sched_row *row, int out)
+{
+    s->draw[out].wanted = false;
+    if (out - row->out_first < row->n_score)
+        return false;
+    const struct sampler_input in = input_of(s, row, out);
+    return sampler_draw(&in, s->runner.most_top_k, &s->draw[out]);
+}
+
+/* Before the forward pass: whose rows of logits will be which, and what is to be done with each and by whom.
+ */
+void step_sample_plan(struct step *s)
+{
+    int n_out = 0;
+    s->n_todo = s->n_draw = 0;
+    for (int i = 0; i < s->sched.n_row; i++) {
+        const struct sched_row *row = &s->sched.row[i];
+        s->sampled[i] = -1;
+        atomic_store_explicit(&s->unscorable[i], false, memory_order_relaxed);
+        for (int k = 0; k < row->n_score + row->sample; k++, n_out++) {
+            s->out_owner[n_out] = i;
+            if (s->runner.draw && runner_draws(s, row, n_out))
+                s->n_draw++;
+            else
+                s->todo[s->n_todo++] = n_out;
+        }
+    }
+}
+
+/* A pool item: a row of logits, to score a token of a prompt or to sample the next one. */
+static void sample_item(void *arg, int at, int worker)
+{
+    struct step *s = arg;
+    int out = s->todo[at], item = s->out_owner[out];
+    const struct sched_row *row = &s->sched.row[item];
+    if (out - row->out_first < row->n_score) {
+        score(s, item, row, out - row->out_first, worker);
+        return;
+    }
+    const struct sampler_input in = input_of(s, row, out);
+    int32_t token = sampler_row(s->sampler, worker, &in, step_sample_logprob(s, item));
+    s->sampled[item] = token >= 0 ? token : -2;
+}
+
+void step_sample_run(struct step *s, int n_out)
+{
+    for (int i = 0; i < n_out && s->n_draw > 0; i++)
+        if (s->draw[i].wanted)
+            s->sampled[s->out_owner[i]] = s->drawn[i] >= 0 ? s->drawn[i] : -2;
+    if (s->runner.pool && s->n_todo > 0)
+        pool_run(s->runner.pool, s->n_todo, sample_item, s);
+    else
+        for (int i = 0; i < s->n_todo; i++)
+            sample_item(s, i, 0);
+    for (int i = 0; i < s->sched.n_row; i++)
+        if (atomic_load_explicit(&s->unscorable[i], memory_order_relaxed))
+            s->sampled[i] = -2;
+}

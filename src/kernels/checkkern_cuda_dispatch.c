@@ -283,21 +283,14 @@ static bool check_group(const struct checkkern_gpu *g, int size, bool apart, boo
     return ok;
 }
 
-static bool has_gpu(const struct checkkern_gpu *g, int index)
+static bool present_group(const struct checkkern_gpu *g, int size, bool apart,
+                          struct checkkern_report *report)
 {
-    char why[256];
-    struct cuda_gpu *other = g->plugin->open(index, why, sizeof(why));
-    if (other)
-        g->plugin->close(other);
-    return other;
+    return check_group(g, size, apart, false, report);
 }
 
 bool checkkern_cuda_dispatch(const struct checkkern_gpu *g, struct checkkern_report *report)
 {
-    bool many = g->rounds > 4; /* emulated ranks share one CPU's cores */
-    return check_group(g, 2, false, false, report) && check_group(g, 4, false, false, report) &&
-           (!has_gpu(g, 1) || check_group(g, 2, true, false, report)) &&
-           (!many || !has_gpu(g, 3) || check_group(g, 4, true, false, report)) &&
-           (!many || !has_gpu(g, 7) || check_group(g, 8, true, false, report)) &&
-           check_group(g, 2, false, true, report) && check_group(g, 3, false, true, report);
+    return gpu_group_each(g, 4, present_group, report) && check_group(g, 2, false, true, report) &&
+           check_group(g, 3, false, true, report);
 }

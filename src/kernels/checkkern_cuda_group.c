@@ -89,3 +89,21 @@ void gpu_group_close(struct gpu_group *g)
     for (int r = 0; r < g->n_open; r++)
         g->plugin->close(g->gpu[r]);
 }
+
+static bool has_gpu(const struct checkkern_gpu *g, int index)
+{
+    char why[256];
+    struct cuda_gpu *other = g->plugin->open(index, why, sizeof(why));
+    if (other)
+        g->plugin->close(other);
+    return other;
+}
+
+bool gpu_group_each(const struct checkkern_gpu *g, int more, gpu_group_check *check,
+                    struct checkkern_report *report)
+{
+    bool ok = check(g, 2, false, report) && check(g, more, false, report);
+    for (int size = 2; ok && size <= (g->rounds > 4 ? CUDA_PEERS_MAX : 2); size *= 2)
+        ok = !has_gpu(g, size - 1) || check(g, size, true, report);
+    return ok;
+}

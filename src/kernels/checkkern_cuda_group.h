@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-#include "kernels/checkkern_cuda.h"
+#include "kernels/checkkern_cuda_case.h"
 
 /* What a rank does; false: it failed. */
 typedef bool gpu_rank_fn(void *arg, struct cuda_gpu *gpu, int rank);
@@ -39,5 +39,14 @@ bool gpu_group_open(struct gpu_group *g, const struct cuda_plugin *plugin, const
 void gpu_group_close(struct gpu_group *g);
 /* On all ranks at once, each on its thread; false: `why` is the first rank's that failed. */
 bool gpu_group_run(struct gpu_group *g, gpu_rank_fn *fn, void *arg);
+
+/* What is checked with a group of so many ranks. */
+typedef bool gpu_group_check(const struct checkkern_gpu *g, int size, bool apart,
+                             struct checkkern_report *report);
+/* With 2 ranks on one GPU, with `more`, and with 2 apart where there are as many GPUs; with 4 and 8 apart
+ * only where there are several rounds, since emulated ranks share one CPU's cores. Up to the first that
+ * fails. */
+bool gpu_group_each(const struct checkkern_gpu *g, int more, gpu_group_check *check,
+                    struct checkkern_report *report);
 
 #endif

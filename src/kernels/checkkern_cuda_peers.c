@@ -369,22 +369,9 @@ static bool check_group(const struct checkkern_gpu *g, int size, bool apart, str
     return ok;
 }
 
-static bool has_gpu(const struct checkkern_gpu *g, int index)
-{
-    char why[256];
-    struct cuda_gpu *other = g->plugin->open(index, why, sizeof(why));
-    if (other)
-        g->plugin->close(other);
-    return other;
-}
-
 bool checkkern_cuda_all_reduce(const struct checkkern_gpu *g, struct checkkern_report *report)
 {
-    bool many = g->rounds > 4; /* emulated ranks share one CPU's cores */
-    return check_group(g, 2, false, report) && check_group(g, 4, false, report) &&
-           (!has_gpu(g, 1) || check_group(g, 2, true, report)) &&
-           (!many || !has_gpu(g, 3) || check_group(g, 4, true, report)) &&
-           (!many || !has_gpu(g, 7) || check_group(g, 8, true, report));
+    return gpu_group_each(g, 4, check_group, report);
 }
 
 /* ---- columns to rank 0 ----------------------------------------------------------------------------- */
@@ -428,9 +415,10 @@ static bool gather_case(struct peers_case *c, struct checkkern_report *report)
 }
 
 /* With sums in between: all kinds of launches take turns at the same buffers. */
-static bool gather_group(const struct checkkern_gpu *g, int size, struct checkkern_report *report)
+static bool gather_group(const struct checkkern_gpu *g, int size, bool apart, struct checkkern_report *report)
 {
-    const struct gpu_group_options o = {.size = size, .bytes = BUFFER_BYTES, .timeout_ms = TIMEOUT_MS};
+    const struct gpu_group_options o = {
+        .size = size, .apart = apart, .bytes = BUFFER_BYTES, .timeout_ms = TIMEOUT_MS};
     struct gpu_group group;
     struct peers_case *c = mem_alloc(1, sizeof(*c));
     bool ok = gpu_group_open(&group, g->plugin, &o);
@@ -454,5 +442,5 @@ static bool gather_group(const struct checkkern_gpu *g, int size, struct checkke
 
 bool checkkern_cuda_gather(const struct checkkern_gpu *g, struct checkkern_report *report)
 {
-    return gather_group(g, 2, report) && gather_group(g, 3, report);
+    return gpu_group_each(g, 3, gather_group, report);
 }

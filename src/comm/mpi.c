@@ -132,6 +132,27 @@ struct place {
     cpu_set_t allowed;
 };
 
+/* Which hosts mpirun chose: it is easily not what was meant. */
+static void tell_hosts(const struct place *all, int ranks)
+{
+    char list[COMM_RANK_MAX * (sizeof(all->host) + 16)];
+    int used = 0, hosts = 0;
+    for (int r = 0; r < ranks; r++) {
+        bool known = false;
+        int here = 0;
+        for (int o = 0; o < ranks; o++)
+            if (!strcmp(all[o].host, all[r].host)) {
+                known |= o < r;
+                here++;
+            }
+        if (known)
+            continue;
+        used += snprintf(list + used, sizeof(list) - (size_t)used, "%s%s (%d)", hosts++ ? ", " : "",
+                         all[r].host, here);
+    }
+    log_info("%d ranks on %d host%s: %s", ranks, hosts, hosts == 1 ? "" : "s", list);
+}
+
 /* Ranks of one host share out the cores that mpirun has left to all of them alike; those that it has bound to
  * cores of their own (its default for one or two ranks) keep these. */
 static void share_cores(struct comm *c)
@@ -147,6 +168,8 @@ static void share_cores(struct comm *c)
         index += alike && r < c->rank;
         count += alike;
     }
+    if (there && c->rank == 0)
+        tell_hosts(all, c->size);
     free(all);
     cores_take(&c->cores, index, count);
 }

@@ -46,10 +46,11 @@ END
     hosts_mpirun "$hosts" "$work/start" >"$work/mpirun" 2>&1 &
     mpirun=$!
     for ((i = 0; i < 300; i++)); do
-        grep -q 'listening on' "$work/rank0" 2>/dev/null && return
+        grep -q 'listening on' "$work/rank0" 2>/dev/null && break
         sleep 0.1
     done
-    fail "the server did not start"
+    [ "$i" -lt 300 ] || fail "the server did not start"
+    grep -q "$hosts ranks on $hosts hosts: nyb0 (1), nyb1 (1)" "$work/rank0" || fail "$hosts ranks are not on $hosts hosts"
 }
 
 # request PATH [BODY]

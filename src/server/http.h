@@ -1,4 +1,4 @@
-/* libmicrohttpd: the daemon, its callbacks, and the checks that it lacks. */
+/* libmicrohttpd: the daemon and its callbacks. */
 #ifndef NYB_SERVER_HTTP_H
 #define NYB_SERVER_HTTP_H
 

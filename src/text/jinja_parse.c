@@ -142,7 +142,7 @@ static struct jnode *parse_body(struct jparser *p, const char *const *ends)
         case JT_PRINT_BEGIN:
             p->token++;
             node = jparse_node(p, JN_OUTPUT);
-            node->a = jexpr_parse_tuple(p, false, true, false, NULL);
+            node->a = jatom_parse_tuple(p, false, true, false, NULL);
             expect(p, JT_PRINT_END, "end of print statement");
             break;
         case JT_BLOCK_BEGIN:
@@ -198,7 +198,7 @@ static struct jnode *parse_if(struct jparser *p)
     struct jnode *node = jparse_node(p, JN_IF);
     struct jnodes list = {0};
     do {
-        jparse_push(p, &list, jexpr_parse_tuple(p, false, false, false, NULL));
+        jparse_push(p, &list, jatom_parse_tuple(p, false, false, false, NULL));
         jparse_push(p, &list, parse_block(p, ends));
     } while (jparse_skip_name(p, "elif"));
     if (jparse_skip_name(p, "else"))
@@ -214,11 +214,11 @@ static struct jnode *parse_for(struct jparser *p)
 {
     static const char *const ends[] = {"endfor", "else", NULL};
     struct jnode *node = jparse_node(p, JN_FOR);
-    node->a = jexpr_parse_tuple(p, true, true, false, "in");
+    node->a = jatom_parse_tuple(p, true, true, false, "in");
     jexpr_check_target(p, node->a);
     if (!jparse_skip_name(p, "in"))
         jparse_fail(p, "'in'");
-    node->b = jexpr_parse_tuple(p, false, false, false, "recursive");
+    node->b = jatom_parse_tuple(p, false, false, false, "recursive");
     if (jparse_skip_name(p, "if"))
         node->c = jexpr_parse(p, true);
     node->recursive = jparse_skip_name(p, "recursive");
@@ -245,7 +245,7 @@ static struct jnode *parse_set_target(struct jparser *p)
         target->value = jval_lit(p->h, jparse_expect_name(p)->text);
         return target;
     }
-    target = jexpr_parse_tuple(p, true, true, false, NULL);
+    target = jatom_parse_tuple(p, true, true, false, NULL);
     jexpr_check_target(p, target);
     return target;
 }
@@ -255,12 +255,12 @@ static struct jnode *parse_set(struct jparser *p)
     struct jnode *node = jparse_node(p, JN_SET);
     node->a = parse_set_target(p);
     if (jparse_skip_op(p, "=")) {
-        node->b = jexpr_parse_tuple(p, false, true, false, NULL);
+        node->b = jatom_parse_tuple(p, false, true, false, NULL);
         return node;
     }
     node->kind = JN_SET_BLOCK;
     if (jparse_skip_op(p, "|"))
-        node->b = jexpr_parse_filters(p, NULL);
+        node->b = jsuffix_parse_filters(p, NULL);
     node->list = pair(p, parse_block_until(p, "endset"), NULL);
     node->n = 1;
     return node;
@@ -336,7 +336,7 @@ static struct jnode *parse_call_block(struct jparser *p)
 static struct jnode *parse_filter_block(struct jparser *p)
 {
     struct jnode *node = jparse_node(p, JN_FILTER_BLOCK);
-    node->b = jexpr_parse_filters(p, NULL);
+    node->b = jsuffix_parse_filters(p, NULL);
     node->list = pair(p, parse_block_until(p, "endfilter"), NULL);
     node->n = 1;
     return node;
@@ -349,7 +349,7 @@ static struct jnode *parse_with(struct jparser *p)
     while (p->token->kind != JT_BLOCK_END && p->token->kind != JT_EOF) {
         if (list.n)
             jparse_expect_op(p, ",");
-        struct jnode *target = jexpr_parse_tuple(p, true, true, false, NULL);
+        struct jnode *target = jatom_parse_tuple(p, true, true, false, NULL);
         jexpr_check_target(p, target);
         jparse_push(p, &list, target);
         jparse_expect_op(p, "=");

@@ -1,4 +1,5 @@
-/* Tokens to tree. jinja_parse.c has the statements, jinja_expr.c the expressions. */
+/* Tokens to tree. jinja_parse.c has the statements, jinja_expr.c, jinja_atom.c and
+ * jinja_suffix.c the expressions. */
 #ifndef NYB_TEXT_JINJA_PARSE_H
 #define NYB_TEXT_JINJA_PARSE_H
 
@@ -17,7 +18,7 @@ struct jparser {
 /* The whole template: a JN_BODY. */
 struct jnode *jparse_template(struct jparser *p, const char *source, size_t len);
 
-/* For both files. */
+/* For all of these files. */
 struct jnode *jparse_node(struct jparser *p, enum jnode_kind kind);
 const struct jname *jparse_intern(struct jparser *p, const char *text, size_t len);
 bool jparse_at_op(const struct jparser *p, const char *op);
@@ -29,16 +30,24 @@ const struct jname *jparse_expect_name(struct jparser *p);
 _Noreturn void jparse_fail(struct jparser *p, const char *expected);
 void jparse_enter(struct jparser *p); /* one level deeper; p->h->depth-- leaves it */
 
+/* jinja_expr.c */
 struct jnode *jexpr_parse(struct jparser *p, bool with_condition);
-/* One expression, or a tuple without parentheses, which `end` (a name, or NULL) ends. */
-struct jnode *jexpr_parse_tuple(struct jparser *p, bool simplified, bool with_condition, bool parenthesized,
-                                const char *end);
-struct jnode *jexpr_parse_primary(struct jparser *p);
-/* name(args) after a "|" that has been read, applied to `of`. */
-struct jnode *jexpr_parse_filters(struct jparser *p, struct jnode *of);
-struct jnode *jexpr_parse_postfix(struct jparser *p, struct jnode *node);
 /* Turn a parsed primary or tuple into what can be assigned to, or fail. */
 void jexpr_check_target(struct jparser *p, const struct jnode *node);
+
+/* jinja_atom.c: one that nothing else is in, and an integer, which is the current token. */
+struct jnode *jatom_parse(struct jparser *p);
+struct jnode *jatom_parse_integer(struct jparser *p);
+/* One expression, or a tuple without parentheses, which `end` (a name, or NULL) ends. */
+struct jnode *jatom_parse_tuple(struct jparser *p, bool simplified, bool with_condition, bool parenthesized,
+                                const char *end);
+
+/* jinja_suffix.c: what follows `of`, if anything: attributes, subscripts, calls. */
+struct jnode *jsuffix_parse(struct jparser *p, struct jnode *of);
+struct jnode *jsuffix_parse_call(struct jparser *p, struct jnode *of); /* at its "(" */
+/* name(args) after a "|" that has been read, applied to `of`. */
+struct jnode *jsuffix_parse_filters(struct jparser *p, struct jnode *of);
+struct jnode *jsuffix_parse_test(struct jparser *p, struct jnode *of); /* at its "is" */
 
 struct jnodes { /* a list being built */
     struct jnode **at;

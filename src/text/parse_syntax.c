@@ -38,6 +38,14 @@ int parse_literal(struct parse_scan *s, const char *const *literal, int n, char 
     return alive ? PARSE_LITERAL_MORE : PARSE_LITERAL_BAD;
 }
 
+enum parse_step parse_step_close(struct parse_scan *s, const char *close, char c)
+{
+    if (s->matched == 0 && parse_is_space(c))
+        return PARSE_MORE;
+    int found = parse_literal(s, &close, 1, c);
+    return found == 0 ? PARSE_DONE : found == PARSE_LITERAL_BAD ? PARSE_BAD : PARSE_MORE;
+}
+
 bool parse_search(struct parse_scan *s, const char *literal, char c)
 {
     if (literal[s->matched] != c)

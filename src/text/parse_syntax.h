@@ -48,6 +48,8 @@ bool parse_is_name(char c); /* letters, digits, _-.:/ and everything beyond ASCI
  * NULL one never matches. No literal may be a prefix of another. */
 enum { PARSE_LITERAL_MORE = -1, PARSE_LITERAL_BAD = -2 };
 int parse_literal(struct parse_scan *s, const char *const *literal, int n, char c);
+/* White space, then what closes a call: done with its last byte. */
+enum parse_step parse_step_close(struct parse_scan *s, const char *close, char c);
 
 /* Skip everything up to and with the literal, which does not repeat its first byte; true at its last byte. */
 bool parse_search(struct parse_scan *s, const char *literal, char c);

@@ -55,16 +55,7 @@ static enum parse_step step(struct parse_scan *s, const struct parse_format *f, 
             s->phase = NEXT;
         return PARSE_MORE;
     default: /* CLOSE */
-        if (s->matched == 0 && parse_is_space(c))
-            return PARSE_MORE;
-        switch (parse_literal(s, &f->call_close, 1, c)) {
-        case 0:
-            return PARSE_DONE;
-        case PARSE_LITERAL_BAD:
-            return PARSE_BAD;
-        default:
-            return PARSE_MORE;
-        }
+        return parse_step_close(s, f->call_close, c);
     }
 }
 

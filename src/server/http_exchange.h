@@ -1,0 +1,31 @@
+/* What comes in of a request and goes out of its response, for the callbacks of http.c. */
+#ifndef NYB_SERVER_HTTP_EXCHANGE_H
+#define NYB_SERVER_HTTP_EXCHANGE_H
+
+#include "server/exchange.h"
+
+#define HTTP_MEMORY 32768 /* of a connection: headers of a request, then a chunk of a response */
+
+/* ---- http_accept.c ------------------------------------------------------------------------------- */
+
+/* Of the request; NULL: it has none of that name. */
+const char *http_header(const struct exchange *x, const char *name);
+
+/* Everything that can be refused before the body is there. False: the reply is. */
+bool http_accept(struct exchange *x, const char *version);
+
+/* The next n bytes of the body: kept, or dropped where the reply is already there. */
+void http_take_body(struct exchange *x, const char *data, size_t n);
+
+/* Bytes of a body that are read though nobody wants them, so that the client sees the reply. */
+uint64_t http_discard_limit(const struct exchange *x);
+
+/* ---- http_reply.c -------------------------------------------------------------------------------- */
+
+/* No value, no header. */
+void http_add_header(struct MHD_Response *r, const char *name, const char *value);
+
+/* The reply, or the beginning of a stream. */
+enum MHD_Result http_send(struct exchange *x);
+
+#endif

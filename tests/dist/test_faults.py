@@ -15,6 +15,7 @@ from harness import Server, in_background, parse_events  # noqa: E402
 PROMPTS = ["Once upon a time", "The dog was", "One day a girl", "There was a big red"]
 TIMEOUT_S = 3  # of a rank that is silent
 LIMIT_S = 10   # until everything has ended
+DRAIN_S = 150
 
 
 def body(prompt, tokens):
@@ -22,7 +23,9 @@ def body(prompt, tokens):
 
 
 def start(ranks):
-    return Server("--tensor-parallel-size", str(ranks), "--rank-timeout", str(TIMEOUT_S), "--threads", "1")
+    # A drain waits for as long as a busy machine may need for what runs.
+    return Server("--tensor-parallel-size", str(ranks), "--rank-timeout", str(TIMEOUT_S), "--threads", "1",
+                  "--drain", str(DRAIN_S))
 
 
 def children(pid):
@@ -128,7 +131,7 @@ def drain(ranks, number, all_ranks, wanted):
     until(streams.running, 30, "the streams do not run")
     for pid in [server.process.pid, *followers] if all_ranks else [server.process.pid]:
         os.kill(pid, number)
-    code = server.process.wait(60)
+    code = server.process.wait(DRAIN_S)
     streams.join()
     assert code == 0, (code, server.text())
     until(lambda: not any(alive(p) for p in followers), 5, f"ranks {followers} are left")

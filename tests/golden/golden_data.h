@@ -241,10 +241,10 @@ static inline size_t golden_answer_bytes(const struct model *m)
 }
 
 /* Of n places, faults are planned at every third; at all of them where they are few, or with
- * NYBBLE_ALL_FAULTS=1 (make faults). */
+ * NYBBLE_LONG=1 (make long). */
 static inline int golden_fault_stride(int n)
 {
-    const char *all = getenv("NYBBLE_ALL_FAULTS");
+    const char *all = getenv("NYBBLE_LONG");
     return n <= 9 || (all && all[0] == '1') ? 1 : 3;
 }
 

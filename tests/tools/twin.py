@@ -2,6 +2,8 @@
 """Make one checkpoint folder from another: the second one that tests of weight updates need.
 
     twin.py FROM TO [EDIT ...]
+    twin.py --serve        such lines from standard input, words as a shell reads them; "made" for each, or what went
+                           wrong. TO is made anew.
 
 Edits, in the order given:
     --perturb SEED      other values everywhere, same shapes and types
@@ -23,9 +25,11 @@ Edits, in the order given:
 One model.safetensors is written whatever FROM has. Python's standard library only.
 """
 import fnmatch
+import gc
 import json
 import os
 import random
+import shlex
 import shutil
 import struct
 import sys
@@ -41,12 +45,17 @@ def read_file(path):
             for name, t in head.items()}
 
 
+read_before = {}  # of --serve: the folder that was read last, and which files those were
+
+
 def read_folder(folder):
-    tensors = {}
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".safetensors") and name != "golden.safetensors":
-            tensors.update(read_file(os.path.join(folder, name)))
-    return tensors
+    paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder))
+             if name.endswith(".safetensors") and name != "golden.safetensors"]
+    files = [(path, s.st_ino, s.st_mtime_ns, s.st_size) for path, s in ((p, os.stat(p)) for p in paths)]
+    if read_before.get("files") != files:
+        read_before["files"] = files
+        read_before["tensors"] = {k: v for path in paths for k, v in read_file(path).items()}
+    return {name: list(t) for name, t in read_before["tensors"].items()}
 
 
 def write_file(path, tensors):
@@ -74,11 +83,12 @@ def f32(data):
 
 def perturb(tensors, seed):
     rng = random.Random(seed)
+    one_bit = bytes(b & 0x11 for b in range(256))
     neighbour = bytes(b ^ 1 if (b & 0x7e) != 0x7e else b for b in range(256))  # no scale becomes NaN
     for name, t in sorted(tensors.items()):
         dtype, shape, data = t
         if dtype == "U8":
-            t[2] = xor(data, rng.randbytes(61).translate(bytes(b & 0x11 for b in range(256))))
+            t[2] = xor(data, rng.randbytes(61).translate(one_bit))
         elif dtype == "F8_E4M3":
             t[2] = data.translate(neighbour)
         elif dtype == "F32" and len(data) == 4:
@@ -214,5 +224,20 @@ def main(args):
         os.truncate(path, os.path.getsize(path) - cut)
 
 
+def serve():
+    gc.disable()  # hundreds of thousands of objects, none in a cycle
+    for line in sys.stdin:
+        words = shlex.split(line)
+        shutil.rmtree(words[1], ignore_errors=True)
+        try:
+            main(words)
+            print("made", flush=True)
+        except (Exception, SystemExit) as e:
+            print(repr(e).replace("\n", " "), flush=True)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:] == ["--serve"]:
+        serve()
+    else:
+        main(sys.argv[1:])

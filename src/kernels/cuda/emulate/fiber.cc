@@ -14,12 +14,17 @@
 #endif
 
 #define GUARD 4096u
+/* Stacks begin at different places of their pages, or the tops of all would share a few lines of the core's
+ * cache. */
+#define COLOURS     32u
+#define COLOUR_STEP 448u
 
 /* Where the system thread goes on when a fiber leaves. */
 struct fiber_home {
     void *stack, *fake;
     const void *bottom;
     size_t bytes;
+    bool left; /* the fiber that begins or goes on comes from here, and not from another fiber */
 };
 static __thread fiber_home home __attribute__((tls_model("initial-exec")));
 
@@ -76,8 +81,9 @@ bool fiber_make(fiber *f, void (*body)())
     if (m == MAP_FAILED)
         return false;
     mprotect(m, GUARD, PROT_NONE);
+    static __thread unsigned n_made;
     f->memory = (uint8_t *)m + GUARD;
-    f->stack = first_stack(f->memory + FIBER_BYTES, body);
+    f->stack = first_stack(f->memory + FIBER_BYTES - n_made++ % COLOURS * COLOUR_STEP, body);
     f->fake = nullptr;
     f->alive = true;
     return true;
@@ -90,9 +96,22 @@ void fiber_free(fiber *f)
     f->alive = false;
 }
 
+#ifdef FIBER_ASAN
+/* Tells the sanitizer that this stack runs again. */
+static void arrived(void *fake)
+{
+    if (home.left)
+        __sanitizer_finish_switch_fiber(fake, &home.bottom, &home.bytes);
+    else
+        __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+    home.left = false;
+}
+#endif
+
 void fiber_enter(fiber *f)
 {
 #ifdef FIBER_ASAN
+    home.left = true;
     __sanitizer_start_switch_fiber(&home.fake, f->memory, FIBER_BYTES);
 #endif
     simt_fiber_switch(&home.stack, f->stack);
@@ -104,7 +123,7 @@ void fiber_enter(fiber *f)
 void fiber_begin()
 {
 #ifdef FIBER_ASAN
-    __sanitizer_finish_switch_fiber(nullptr, &home.bottom, &home.bytes);
+    arrived(nullptr);
 #endif
 }
 
@@ -115,6 +134,17 @@ void fiber_leave(fiber *f)
 #endif
     simt_fiber_switch(&f->stack, home.stack);
 #ifdef FIBER_ASAN
-    __sanitizer_finish_switch_fiber(f->fake, &home.bottom, &home.bytes);
+    arrived(f->fake);
+#endif
+}
+
+void fiber_pass(fiber *from, fiber *to)
+{
+#ifdef FIBER_ASAN
+    __sanitizer_start_switch_fiber(&from->fake, to->memory, FIBER_BYTES);
+#endif
+    simt_fiber_switch(&from->stack, to->stack);
+#ifdef FIBER_ASAN
+    arrived(from->fake);
 #endif
 }

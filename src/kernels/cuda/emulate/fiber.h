@@ -20,5 +20,7 @@ void fiber_free(fiber *f);
  * system thread. */
 void fiber_enter(fiber *f);
 void fiber_leave(fiber *f);
+/* From one fiber straight to another of the same system thread. */
+void fiber_pass(fiber *from, fiber *to);
 /* First thing in `body`. */
 void fiber_begin();

@@ -212,7 +212,7 @@ struct router_case {
 
 static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int round)
 {
-    struct router_case s = {.n_row = checkkern_int(seed, 1, round % 4 == 3 ? 70 : 9)};
+    struct router_case s = {.n_row = checkkern_int(seed, 1, round % 8 == 7 ? 300 : round % 4 == 3 ? 70 : 9)};
     const int group = 1 + round % 3 * 2;
     s.E = group * checkkern_int(seed, 2, (round % 6 == 4 ? 330 : 80) / group);
     s.K = 16 * checkkern_int(seed, 1, 12);

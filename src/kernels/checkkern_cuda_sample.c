@@ -1,5 +1,5 @@
 /* Checks of the GPU's draws against float64: what is drawn may be drawn, and is where the uniform number
- * lies. That they are the CPU sampler's to the token is tests/golden/test_device.c's business. */
+ * lies. That they are the CPU sampler's to the token is tests/golden/test_device_draws.c's business. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,10 +1,10 @@
 /* Steps of a device: a replayed graph where each sequence has one row, else operator by operator. */
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "model/device_ep.h"
+#include "model/device_watch.h"
 
 /* ---- before a step ------------------------------------------------------------------------------- */
 
@@ -185,127 +185,6 @@ static enum nyb_code replay(struct device *d, const struct device_shape *s, stru
     return d->plugin->graph_run(d->gpu, graph) ? NYB_OK : device_failed(d, "a step", err);
 }
 
-/* ---- watching ------------------------------------------------------------------------------------ */
-
-/* What a probe is shown is read back between operators, but for the times of their spans. */
-struct watch {
-    struct device *d;
-    const struct model_probe *probe; /* or NULL */
-    const struct model_probe *spans; /* that looks at nothing else, or NULL */
-    int n_tok;
-    struct nyb_err *err;
-};
-
-static enum nyb_code show_hidden(const struct watch *w, int layer, const float *rows)
-{
-    const struct device *d = w->d;
-    if (!w->probe->hidden || w->n_tok == 0)
-        return NYB_OK;
-    size_t n = (size_t)w->n_tok * (size_t)d->config->hidden;
-    float *h = mem_alloc(n, sizeof(*h));
-    bool ok = d->plugin->read(d->gpu, h, rows, n * sizeof(*h));
-    if (ok)
-        w->probe->hidden(w->probe->arg, layer, h, w->n_tok, d->config->hidden);
-    free(h);
-    return ok ? NYB_OK : device_failed(d, "reading hidden states", w->err);
-}
-
-static enum nyb_code show_routing(const struct watch *w, int layer)
-{
-    const struct device *d = w->d;
-    int top_k = d->config->moe.top_k;
-    size_t n = (size_t)w->n_tok * (size_t)top_k;
-    if (!w->probe->routing || w->n_tok == 0)
-        return NYB_OK;
-    int32_t *expert = mem_alloc(n, sizeof(*expert));
-    float *weight = mem_alloc(n, sizeof(*weight));
-    bool ok = d->plugin->read(d->gpu, expert, d->room.expert, n * sizeof(*expert)) &&
-              d->plugin->read(d->gpu, weight, d->room.expert_weight, n * sizeof(*weight));
-    if (ok)
-        w->probe->routing(w->probe->arg, layer, expert, weight, w->n_tok, top_k);
-    free(expert);
-    free(weight);
-    return ok ? NYB_OK : device_failed(d, "reading the routing", w->err);
-}
-
-static enum nyb_code show_after(const struct watch *w, int i)
-{
-    const struct device *d = w->d;
-    const struct cuda_op *op = &d->plan.op[i];
-    int layer = d->plan.layer[i];
-    if (op->kind == CUDA_OP_EMBED)
-        return show_hidden(w, -1, d->room.residual);
-    if (op->kind == CUDA_OP_ROUTER)
-        return show_routing(w, layer);
-    const struct cuda_add_norm *norm = op->kind == CUDA_OP_ADD_NORM     ? &op->as.add_norm
-                                       : op->kind == CUDA_OP_ALL_REDUCE ? &op->as.all_reduce.norm
-                                                                        : NULL;
-    bool complete = norm && norm->weight && layer > 0 && layer < d->config->n_layer &&
-                    norm->weight == d->layer[layer].attention_norm;
-    return complete ? show_hidden(w, layer - 1, d->room.residual) : NYB_OK;
-}
-
-static enum nyb_code run_watched(const struct watch *w)
-{
-    struct device *d = w->d;
-    for (int i = 0; i < d->plan.n; i++) {
-        float seconds = 0;
-        bool timed = w->probe->stage != NULL;
-        if (timed ? !d->plugin->profile(d->gpu, &d->plan.op[i], 1, &seconds)
-                  : !d->plugin->run(d->gpu, &d->plan.op[i], 1))
-            return device_failed(d, device_op_name(&d->plan.op[i]), w->err);
-        if (timed)
-            w->probe->stage(w->probe->arg, d->plan.layer[i], device_op_name(&d->plan.op[i]),
-                            (uint64_t)((double)seconds * 1e9));
-        TRY(show_after(w, i));
-    }
-    return NYB_OK;
-}
-
-/* After the head, which reads the stream as it was: the last layer's sum and its norm, of all rows. Of
- * several ranks all take part in any step that is watched, whoever looks at what. */
-static enum nyb_code show_final(const struct watch *w, const struct device_shape *s)
-{
-    struct device *d = w->d;
-    if (!w->probe->hidden && !device_has_peers(d))
-        return NYB_OK;
-    device_plan_clear(d);
-    device_plan_head(d, s, 0, s->n_row, true);
-    struct cuda_op op = d->plan.op[0];
-    struct cuda_add_norm *norm = op.kind == CUDA_OP_ADD_NORM ? &op.as.add_norm : &op.as.all_reduce.norm;
-    op.n_row = s->n_row;
-    op.count = NULL;
-    norm->row = NULL;
-    norm->y = d->room.x;
-    norm->y_float = d->room.x_float;
-    if (!d->plugin->run(d->gpu, &op, 1))
-        return device_failed(d, "the last norm", w->err);
-    TRY(show_hidden(w, d->config->n_layer - 1, d->room.residual));
-    return show_hidden(w, d->config->n_layer, d->room.x_float);
-}
-
-static bool is_exchange(const struct cuda_op *op)
-{
-    return op->kind == CUDA_OP_ALL_REDUCE || op->kind == CUDA_OP_GATHER || op->kind == CUDA_OP_DISPATCH ||
-           op->kind == CUDA_OP_COMBINE;
-}
-
-/* In the lanes and the order of a step that nobody watches. */
-static enum nyb_code run_traced(const struct watch *w)
-{
-    struct device *d = w->d;
-    const struct device_plan *p = &d->plan;
-    struct cuda_span *span = mem_alloc((size_t)p->n, sizeof(*span));
-    uint64_t zero = clock_ns();
-    bool ok = d->plugin->trace(d->gpu, p->op, p->n, span);
-    for (int i = 0; i < p->n && ok; i++)
-        w->spans->span(w->spans->arg, p->half[i], p->layer[i], device_op_name(&p->op[i]),
-                       is_exchange(&p->op[i]), zero + (uint64_t)((double)span[i].begin * 1e9),
-                       zero + (uint64_t)((double)span[i].end * 1e9));
-    free(span);
-    return ok ? NYB_OK : device_failed(d, "timing a step", w->err);
-}
-
 /* ---- a step -------------------------------------------------------------------------------------- */
 
 /* Where draws are made, logits of the other rows: those that follow each other in one piece. */
@@ -340,18 +219,18 @@ static enum nyb_code take_outputs(struct device *d, const struct outputs *o, int
     return ok ? NYB_OK : device_failed(d, "reading logits", err);
 }
 
-static enum nyb_code run_plan(struct device *d, const struct watch *w, struct nyb_err *err)
+static enum nyb_code run_plan(struct device *d, const struct device_watch *w, struct nyb_err *err)
 {
     TRY(make_scratch(d, err));
     if (w->probe)
-        return run_watched(w);
+        return device_run_watched(w);
     if (w->spans)
-        return run_traced(w);
+        return device_run_traced(w);
     return d->plugin->run(d->gpu, d->plan.op, d->plan.n) ? NYB_OK : device_failed(d, "a step", err);
 }
 
 static enum nyb_code run_directly(struct device *d, const struct device_shape *s, const struct outputs *o,
-                                  const struct watch *w, struct nyb_err *err)
+                                  const struct device_watch *w, struct nyb_err *err)
 {
     device_plan_clear(d);
     device_plan_layers(d, s);
@@ -369,11 +248,11 @@ static enum nyb_code run_directly(struct device *d, const struct device_shape *s
         TRY(run_plan(d, w, err));
         TRY(take_outputs(d, o, first, n, err));
     }
-    return w->probe ? show_final(w, s) : NYB_OK;
+    return w->probe ? device_show_final(w, s) : NYB_OK;
 }
 
 /* By its graph, or what would be in it. */
-static enum nyb_code run_graph(struct device *d, const struct device_shape *s, const struct watch *w,
+static enum nyb_code run_graph(struct device *d, const struct device_shape *s, const struct device_watch *w,
                                struct nyb_err *err)
 {
     if (!w->spans)
@@ -388,8 +267,8 @@ enum nyb_code device_forward(struct device *d, const struct batch *b, int cut, f
     const struct outputs o = {logits, best, draw};
     const bool whole = device_looks_inside(probe);
     const struct batch *own = d->ep ? device_ep_take(d, b) : b;
-    const struct watch w = {d, whole ? probe : NULL, whole || !probe || !probe->span ? NULL : probe,
-                            own->n_tok, err};
+    const struct device_watch w = {d, whole ? probe : NULL, whole || !probe || !probe->span ? NULL : probe,
+                                   own->n_tok, err};
     bool graph;
     if (b->n_tok == 0)
         return NYB_OK;

@@ -78,21 +78,23 @@ typedef float (*half_of)(uint32_t pair);
 template <half_of LOW, half_of HIGH>
 static void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    const uint32_t b[2] = {b0, b1};
-    uint32_t all_a[32][4], all_b[32][2];
-    const uint8_t(*given)[16] = simt::exchange(simt::SHUFFLE, a, sizeof(a));
-    for (int l = 0; l < 32; l++)
-        std::memcpy(all_a[l], given[l], 16);
-    given = simt::exchange(simt::SHUFFLE, b, sizeof(b));
-    for (int l = 0; l < 32; l++)
-        std::memcpy(all_b[l], given[l], 8);
+    struct operands {
+        uint32_t a[4], b[2];
+    };
+    const operands mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    const uint8_t(*given)[simt::EXCHANGE_BYTES] = simt::exchange(simt::SHUFFLE, &mine, sizeof(mine));
     const unsigned lane = simt::here->lane;
+    operands rows[4], columns[2][4]; /* of the lanes that have this lane's rows, and its two columns */
+    for (unsigned l = 0; l < 4; l++) {
+        std::memcpy(&rows[l], given[lane / 4 * 4 + l], sizeof(mine));
+        for (unsigned i = 0; i < 2; i++)
+            std::memcpy(&columns[i][l], given[(lane % 4 * 2 + i) * 4 + l], sizeof(mine));
+    }
     for (unsigned i = 0; i < 4; i++) {
-        const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
         float sum = c[i];
         for (unsigned pair = 0; pair < 8; pair++) {
-            const uint32_t x = all_a[row % 8 * 4 + pair % 4][row / 8 + pair / 4 * 2];
-            const uint32_t y = all_b[column * 4 + pair % 4][pair / 4];
+            const uint32_t x = rows[pair % 4].a[i / 2 + pair / 4 * 2];
+            const uint32_t y = columns[i % 2][pair % 4].b[pair / 4];
             sum += LOW(x) * LOW(y) + HIGH(x) * HIGH(y);
         }
         c[i] = sum;
@@ -121,7 +123,7 @@ void mma_half(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 
 uint32_t transpose_8x8(uint32_t pair)
 {
-    const uint8_t(*given)[16] = simt::exchange(simt::SHUFFLE, &pair, sizeof(pair));
+    const uint8_t(*given)[simt::EXCHANGE_BYTES] = simt::exchange(simt::SHUFFLE, &pair, sizeof(pair));
     const unsigned lane = simt::here->lane, row = lane / 4, column = lane % 4 * 2;
     uint32_t out = 0;
     for (unsigned i = 0; i < 2; i++) {

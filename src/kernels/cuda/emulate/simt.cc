@@ -25,7 +25,7 @@ namespace simt
 struct warp {
     unsigned arrived, generation;
     exchange_kind kind;
-    alignas(16) uint8_t value[2][WARP][16];
+    alignas(EXCHANGE_BYTES) uint8_t value[2][WARP][EXCHANGE_BYTES];
 };
 
 enum thread_state { READY, WAITS_BARRIER, WAITS_WARP, DONE };
@@ -51,6 +51,7 @@ struct thread {
     thread_state state;
     unsigned index; /* in its block */
     struct block *block;
+    struct warp *warp;
 };
 
 __thread const struct place *here __attribute__((tls_model("initial-exec")));
@@ -60,6 +61,11 @@ struct engine_state {
     std::vector<std::unique_ptr<thread>> threads;
     std::vector<std::unique_ptr<block>> blocks;
     thread *running;
+    /* Of the round that runs: threads from `turn` on, by `by`, have not had theirs; `end` is beyond the last.
+     */
+    size_t turn, by, end;
+    size_t left;    /* threads that have not ended */
+    bool only_spun; /* none in this round did more than spin */
     const std::function<void()> *kernel;
     unsigned n_launch;
     bool failed;
@@ -102,11 +108,39 @@ const char *launch_error()
     return engine ? engine->error : "";
 }
 
+/* The next thread of the round that can run; NULL: none. */
+static thread *next_ready(engine_state *e)
+{
+    while (e->turn != e->end && !e->failed) {
+        thread *t = e->threads[e->turn].get();
+        e->turn += e->by;
+        if (t->state == READY)
+            return t;
+    }
+    return nullptr;
+}
+
+static void make_running(engine_state *e, thread *t)
+{
+    e->running = t;
+    here = &t->place;
+}
+
+/* Straight to the next thread, or home where a round ends. */
 static void wait(thread_state state)
 {
-    thread *t = engine->running;
+    engine_state *e = engine;
+    thread *t = e->running;
     t->state = state;
-    fiber_leave(&t->fiber);
+    e->left -= state == DONE;
+    e->only_spun &= state == READY;
+    thread *next = next_ready(e);
+    if (next) {
+        make_running(e, next);
+        fiber_pass(&t->fiber, &next->fiber);
+    } else {
+        fiber_leave(&t->fiber);
+    }
 }
 
 static void fail_here(const char *what)
@@ -140,17 +174,35 @@ void barrier()
             engine->threads[b->first + i]->state = READY;
 }
 
-const uint8_t (*exchange(exchange_kind kind, const void *value, size_t bytes))[16]
+/* A copy of few bytes without a call. */
+static void put(uint8_t *to, const void *from, size_t bytes)
 {
-    thread *t = engine->running;
-    block *b = t->block;
-    warp *w = &b->warps[t->index / WARP];
-    const unsigned lane = t->index % WARP, turn = w->generation % 2;
+    switch (bytes) {
+    case 4:
+        std::memcpy(to, from, 4);
+        break;
+    case 8:
+        std::memcpy(to, from, 8);
+        break;
+    case 16:
+        std::memcpy(to, from, 16);
+        break;
+    default:
+        std::memcpy(to, from, bytes);
+    }
+}
+
+const uint8_t (*exchange(exchange_kind kind, const void *value, size_t bytes))[EXCHANGE_BYTES]
+{
+    engine_state *e = engine;
+    thread *t = e->running;
+    warp *w = t->warp;
+    const unsigned lane = t->place.lane, turn = w->generation % 2;
     if (w->arrived && w->kind != kind)
         fail_here("lanes of a warp meet in different exchanges");
     w->kind = kind;
     if (bytes)
-        std::memcpy(w->value[turn][lane], value, bytes);
+        put(w->value[turn][lane], value, bytes);
     w->arrived |= 1u << lane;
     if (w->arrived != ~0u) {
         wait(WAITS_WARP);
@@ -158,10 +210,9 @@ const uint8_t (*exchange(exchange_kind kind, const void *value, size_t bytes))[1
     }
     w->arrived = 0;
     w->generation++;
-    const unsigned first = b->first + t->index / WARP * WARP;
+    const std::unique_ptr<thread> *first = &e->threads[t->block->first + t->index - lane];
     for (unsigned i = 0; i < WARP; i++)
-        if (engine->threads[first + i]->state == WAITS_WARP)
-            engine->threads[first + i]->state = READY;
+        first[i]->state = READY; /* all others wait for this */
     return w->value[turn];
 }
 
@@ -238,6 +289,7 @@ static void set_up(block *b, unsigned first, dim3 grid, dim3 shape, size_t index
         t->state = READY;
         t->index = i;
         t->block = b;
+        t->warp = &b->warps[i / WARP];
     }
 }
 
@@ -267,29 +319,27 @@ static void let_others_run(long rounds)
 }
 
 /* Until all of n threads have ended. */
-static void run_threads(size_t n, bool backward)
+static void run_threads(engine_state *e, size_t n, bool backward)
 {
     long idle = 0, waited = 0;
-    for (size_t left = n; left > 0 && !engine->failed;) {
-        bool any = false, only_spun = true;
-        for (size_t i = 0; i < n && !engine->failed; i++) {
-            thread *t = engine->threads[backward ? n - 1 - i : i].get();
-            if (t->state != READY)
-                continue;
-            any = true;
-            engine->running = t;
-            here = &t->place;
-            fiber_enter(&t->fiber);
-            left -= t->state == DONE;
-            only_spun &= t->state == READY;
-        }
-        if (!any)
+    e->left = n;
+    e->by = backward ? (size_t)-1 : 1;
+    e->end = backward ? (size_t)-1 : n;
+    while (e->left > 0 && !e->failed) {
+        e->turn = backward ? n - 1 : 0;
+        e->only_spun = true;
+        thread *first = next_ready(e);
+        if (first) {
+            make_running(e, first);
+            fiber_enter(&first->fiber);
+        } else {
             report_stuck(n);
-        waited = only_spun && engine->outside ? waited + 1 : 0;
+        }
+        waited = e->only_spun && e->outside ? waited + 1 : 0;
         if (waited)
             let_others_run(waited);
-        idle = only_spun && !engine->outside ? idle + 1 : 0;
-        engine->outside = false;
+        idle = e->only_spun && !e->outside ? idle + 1 : 0;
+        e->outside = false;
         if (idle * (long)n > SPINS_MAX)
             fail("threads spin for something that never comes");
     }
@@ -316,7 +366,7 @@ static cudaError_t run(const char *name, dim3 grid, dim3 shape, size_t shared, b
         for (size_t i = 0; i < group; i++)
             set_up(engine->blocks[i].get(), (unsigned)(i * n_thread), grid, shape,
                    backward ? n_block - 1 - (b + i) : b + i);
-        run_threads(group * n_thread, backward);
+        run_threads(engine, group * n_thread, backward);
     }
     if (!engine->failed)
         return cudaSuccess;

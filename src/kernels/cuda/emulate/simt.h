@@ -84,8 +84,10 @@ extern __thread const place *here __attribute__((tls_model("initial-exec")));
 enum exchange_kind { SHUFFLE, BALLOT, MATCH, SYNC };
 
 void barrier();
-/* Gives `bytes` (at most 16) to the warp's other lanes and returns what all of them gave, [32][16]. */
-const uint8_t (*exchange(exchange_kind kind, const void *value, size_t bytes))[16];
+/* Gives `bytes` to the warp's other lanes and returns what all of them gave, [32][EXCHANGE_BYTES], until this
+ * lane's next exchange. */
+constexpr size_t EXCHANGE_BYTES = 32;
+const uint8_t (*exchange(exchange_kind kind, const void *value, size_t bytes))[EXCHANGE_BYTES];
 /* A spinning thread lets the others run. */
 void spin();
 /* The same for one that spins for another launch. */
@@ -100,11 +102,25 @@ cudaError_t launch(const char *name, dim3 grid, dim3 block, size_t shared, bool 
 template <typename T> static inline T lane_value(unsigned mask, T v, unsigned from)
 {
     T out;
-    static_assert(sizeof(T) <= 16, "an exchange carries 16 bytes");
+    static_assert(sizeof(T) <= EXCHANGE_BYTES, "more than an exchange carries");
     (void)mask;
-    const uint8_t(*all)[16] = exchange(SHUFFLE, &v, sizeof(T));
+    const uint8_t(*all)[EXCHANGE_BYTES] = exchange(SHUFFLE, &v, sizeof(T));
     std::memcpy(&out, all[from & 31], sizeof(T));
     return out;
+}
+
+/* What log2(32) shuffles with the lane 16, 8, 4, 2 and 1 away make of v and a function whose arguments can be
+ * swapped. */
+template <typename T, typename F> static inline T fold(T v, F both)
+{
+    T of[32];
+    const uint8_t(*all)[EXCHANGE_BYTES] = exchange(SHUFFLE, &v, sizeof(T));
+    for (unsigned i = 0; i < 32; i++)
+        std::memcpy(&of[i], all[i], sizeof(T));
+    for (unsigned n = 16; n > 0; n /= 2)
+        for (unsigned i = 0; i < n; i++)
+            of[i] = both(of[i], of[i + n]);
+    return of[0];
 }
 
 } // namespace simt
@@ -217,7 +233,7 @@ template <typename T> static inline T __shfl_up_sync(unsigned mask, T v, unsigne
 }
 static inline unsigned __ballot_sync(unsigned, int yes)
 {
-    const uint8_t(*all)[16] = simt::exchange(simt::BALLOT, &yes, sizeof(yes));
+    const uint8_t(*all)[simt::EXCHANGE_BYTES] = simt::exchange(simt::BALLOT, &yes, sizeof(yes));
     unsigned bits = 0;
     for (unsigned i = 0; i < 32; i++) {
         int one;
@@ -236,7 +252,7 @@ static inline int __all_sync(unsigned mask, int yes)
 }
 template <typename T> static inline unsigned __match_any_sync(unsigned, T v)
 {
-    const uint8_t(*all)[16] = simt::exchange(simt::MATCH, &v, sizeof(v));
+    const uint8_t(*all)[simt::EXCHANGE_BYTES] = simt::exchange(simt::MATCH, &v, sizeof(v));
     unsigned bits = 0;
     for (unsigned i = 0; i < 32; i++)
         bits |= std::memcmp(all[i], &v, sizeof(v)) == 0 ? 1u << i : 0u;

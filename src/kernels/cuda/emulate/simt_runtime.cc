@@ -154,6 +154,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int device)
     case cudaDevAttrComputeCapabilityMajor:
         *value = capability();
         break;
+    case cudaDevAttrMpsEnabled:
+        *value = 0;
+        break;
     case cudaDevAttrCooperativeLaunch:
         *value = 1;
         break;

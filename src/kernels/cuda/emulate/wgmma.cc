@@ -14,10 +14,12 @@ uint8_t *shared_pointer(uint32_t at, size_t)
 
 /* ---- barriers that count arrivals ------------------------------------------------------------------- */
 
+/* As large as a GPU's. */
 struct bell {
-    uint16_t arrivals, missing; /* of a phase; in the one that runs */
-    uint32_t phase;
+    uint32_t arrivals : 12, missing : 12, phase : 8; /* arrivals of a phase; in the one that runs */
+    int32_t awaited;                                 /* bytes of copies that are not there */
 };
+static_assert(sizeof(bell) == 8, "bells lie 8 bytes apart");
 
 static bell *bell_at(uint32_t at)
 {
@@ -26,22 +28,49 @@ static bell *bell_at(uint32_t at)
 
 void bell_make(uint32_t bell, uint32_t arrivals)
 {
-    *bell_at(bell) = {(uint16_t)arrivals, (uint16_t)arrivals, 0};
+    *bell_at(bell) = {arrivals & 0xfffu, arrivals & 0xfffu, 0, 0};
+}
+
+static void turn(bell *b)
+{
+    if (b->missing > 0 || b->awaited != 0)
+        return;
+    b->missing = b->arrivals;
+    b->phase++;
 }
 
 void bell_ring(uint32_t at)
 {
     bell *b = bell_at(at);
-    if (--b->missing > 0)
-        return;
-    b->missing = b->arrivals;
-    b->phase++;
+    b->missing--;
+    turn(b);
+}
+
+void bell_expect(uint32_t at, uint32_t bytes);
+void bell_copied(uint32_t at, uint32_t bytes);
+void bell_expect(uint32_t at, uint32_t bytes)
+{
+    bell_at(at)->awaited += (int32_t)bytes;
+    bell_ring(at);
+}
+
+void bell_copied(uint32_t at, uint32_t bytes)
+{
+    bell *b = bell_at(at);
+    b->awaited -= (int32_t)bytes;
+    turn(b);
 }
 
 void bell_wait(uint32_t at, uint32_t parity)
 {
     while ((bell_at(at)->phase & 1) == parity)
         simt::spin();
+}
+
+bool bell_has_rung(uint32_t at, uint32_t parity);
+bool bell_has_rung(uint32_t at, uint32_t parity)
+{
+    return (bell_at(at)->phase & 1) != parity;
 }
 
 /* ---- products -------------------------------------------------------------------------------------- */
@@ -88,7 +117,7 @@ void wgmma_shared(float *d, int n, bool half, uint64_t a, uint64_t b, int keep)
 
 void wgmma_registers(float *d, int n, bool half, const uint32_t *a, uint64_t b, int keep)
 {
-    const uint8_t(*given)[16] = simt::exchange(simt::SHUFFLE, a, 16);
+    const uint8_t(*given)[simt::EXCHANGE_BYTES] = simt::exchange(simt::SHUFFLE, a, 16);
     const unsigned g = simt::here->lane / 4;
     float rows[2][16];
     for (unsigned k = 0; k < 16; k++)

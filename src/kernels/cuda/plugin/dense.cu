@@ -171,7 +171,7 @@ static struct packed_linear packed_from(const struct cuda_op *op, int first)
 static const char *packed_few(const struct packed_linear *all, const struct op_place *at)
 {
     if (linear_single_takes(all, at->limits))
-        return linear_single_start(all, at->limits, at->stream);
+        return linear_single_start(all, at);
     for (int row = 0; row < all->n_row; row += CUDA_ROWS_MAX) {
         struct packed_linear w = *all;
         w.n_row = all->n_row - row < CUDA_ROWS_MAX ? all->n_row - row : CUDA_ROWS_MAX;

@@ -20,6 +20,29 @@ bool gpu_check(struct cuda_gpu *g, const char *what, cudaError_t e)
     return e == cudaSuccess || gpu_fail(g, what, cudaGetErrorString(e));
 }
 
+/* GPUs on which some structure is alone: at most one each. */
+static std::mutex alone_lock;
+static uint64_t alone_on;
+
+/* Other processes take turns with this one, unless there is a server that merges their work. */
+static void claim(struct cuda_gpu *g)
+{
+    int merged = 0;
+    if (g->index < 64 && cudaDeviceGetAttribute(&merged, cudaDevAttrMpsEnabled, g->index) == cudaSuccess &&
+        !merged) {
+        std::lock_guard<std::mutex> hold(alone_lock);
+        g->alone = !(alone_on >> g->index & 1);
+        alone_on |= 1ull << g->index;
+    }
+}
+
+static void release_claim(struct cuda_gpu *g)
+{
+    std::lock_guard<std::mutex> hold(alone_lock);
+    if (g->alone)
+        alone_on &= ~(1ull << g->index);
+}
+
 bool gpu_enter(struct cuda_gpu *g)
 {
     return gpu_check(g, "device", cudaSetDevice(g->index));
@@ -39,6 +62,7 @@ static void close_gpu(struct cuda_gpu *g)
     cudaFree(g->scratch);
     cudaFree(g->staging);
     cudaFree(g->sink);
+    release_claim(g);
     delete g;
 }
 
@@ -58,6 +82,7 @@ static bool prepare(struct cuda_gpu *g)
     g->limits.n_sm = g->properties.multiProcessorCount;
     g->limits.major = g->properties.major;
     g->limits.shared_bytes = (size_t)shared;
+    claim(g);
     return gpu_check(g, "stream", cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking)) &&
            gpu_check(g, "stream", cudaStreamCreateWithFlags(&g->aside, cudaStreamNonBlocking)) &&
            gpu_lanes_open(g) &&

@@ -62,7 +62,7 @@ static inline cudaError_t gpu_launch(void (*kernel)(P...), dim3 grid, dim3 block
     return gpu_launch_as(&early, 1, kernel, grid, block, shared, stream, std::forward<A>(args)...);
 }
 
-/* All blocks at once, early or not: they may wait for each other. */
+/* All blocks at once, early or not: they may wait for each other, and for no other launch. */
 template <typename... P, typename... A>
 static inline cudaError_t gpu_launch_together(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                                               cudaStream_t stream, A &&...args)
@@ -193,6 +193,20 @@ __device__ __forceinline__ uint32_t gpu_load_grid(const uint32_t *p)
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
+/* What the block wrote before its last barrier is there for who sees the sum by gpu_load_acquire. */
+__device__ __forceinline__ uint32_t gpu_add_release(uint32_t *p, uint32_t v)
+{
+    uint32_t old;
+    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    return old;
+}
+/* What the writer of the word wrote before, too. */
+__device__ __forceinline__ uint32_t gpu_load_acquire(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
 __device__ __forceinline__ void gpu_store_grid(uint32_t *p, uint32_t v)
 {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
@@ -249,6 +263,16 @@ static inline uint32_t gpu_load_grid(const uint32_t *p)
 {
     return *p;
 }
+static inline uint32_t gpu_add_release(uint32_t *p, uint32_t v)
+{
+    const uint32_t old = *p;
+    *p = old + v;
+    return old;
+}
+static inline uint32_t gpu_load_acquire(const uint32_t *p)
+{
+    return *p;
+}
 static inline void gpu_store_grid(uint32_t *p, uint32_t v)
 {
     *p = v;
@@ -259,6 +283,17 @@ static inline void gpu_wait_block()
 }
 
 #endif
+
+/* Blocks that may wait for each other, one an SM. Where nothing else of the GPU's work waits for anything, no
+ * launch but this one's predecessor, which ends, can hold an SM for long: then a cooperative launch, which
+ * begins a microsecond later, is not needed. */
+template <typename... P, typename... A>
+static inline cudaError_t gpu_launch_meeting(bool alone, void (*kernel)(P...), dim3 grid, dim3 block,
+                                             size_t shared, cudaStream_t stream, A &&...args)
+{
+    return alone ? gpu_launch_resident(kernel, grid, block, shared, stream, std::forward<A>(args)...)
+                 : gpu_launch_together(kernel, grid, block, shared, stream, std::forward<A>(args)...);
+}
 
 /* NULL, or why the call failed. */
 static inline const char *gpu_why(cudaError_t e)
@@ -363,7 +398,8 @@ __device__ __forceinline__ float e2m1_float(uint32_t code)
 
 #define ALL_LANES 0xffffffffu
 
-/* The same bits in every lane: a tree over the lanes' numbers. */
+/* The same bits in every lane: a tree over the lanes' numbers. The emulator's lanes meet once for it. */
+#ifdef __CUDACC__
 __device__ __forceinline__ float warp_sum(float v)
 {
 #pragma unroll
@@ -378,9 +414,6 @@ __device__ __forceinline__ float warp_max(float v)
         v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, d));
     return v;
 }
-
-/* The same in every lane. */
-#ifdef __CUDACC__
 __device__ __forceinline__ uint32_t warp_largest(uint32_t v)
 {
     return __reduce_max_sync(ALL_LANES, v);
@@ -390,15 +423,21 @@ __device__ __forceinline__ uint32_t warp_smallest(uint32_t v)
     return __reduce_min_sync(ALL_LANES, v);
 }
 #else
+static inline float warp_sum(float v)
+{
+    return simt::fold(v, [](float a, float b) { return a + b; });
+}
+static inline float warp_max(float v)
+{
+    return simt::fold(v, [](float a, float b) { return fmaxf(a, b); });
+}
 static inline uint32_t warp_largest(uint32_t v)
 {
-    for (int d = 16; d > 0; d /= 2)
-        v = max(v, __shfl_xor_sync(ALL_LANES, v, d));
-    return v;
+    return simt::fold(v, [](uint32_t a, uint32_t b) { return max(a, b); });
 }
 static inline uint32_t warp_smallest(uint32_t v)
 {
-    return ~warp_largest(~v);
+    return simt::fold(v, [](uint32_t a, uint32_t b) { return min(a, b); });
 }
 #endif
 

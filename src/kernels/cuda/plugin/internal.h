@@ -10,14 +10,6 @@ struct gpu_limits {
     size_t shared_bytes; /* a block may have */
 };
 
-/* The parts of dynamic shared memory of the kernels over packed weights, in this order. */
-struct shared_plan {
-    int n_stage;
-    size_t x_bytes, head_bytes, bytes;
-};
-/* For rows of at most K, 8 * nt at once. False: does not fit. */
-bool plan_shared(struct shared_plan *plan, const struct gpu_limits *limits, int K, int nt);
-
 /* One packed matrix and rows of x. Its outputs may belong to several parts, one after the other, with a
  * multiple of 16 each but the last. */
 struct packed_part {
@@ -52,6 +44,9 @@ struct packed_moe {
     int n_row, n_used, n_expert, hidden, inner;
     void *each; /* NULL: out */
 };
+
+/* Pairs of a token and an expert that a call of the kernel for few rows takes. */
+#define MOE_SLOTS_MAX 512
 
 /* Memory between the phases of a call, the device's. */
 struct moe_scratch {

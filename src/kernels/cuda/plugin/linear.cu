@@ -1,104 +1,124 @@
 /* A dense NVFP4 product for few rows. */
-#include "internal.h"
-#include "stream.cuh"
-
-bool plan_shared(struct shared_plan *plan, const struct gpu_limits *limits, int K, int nt)
-{
-    plan->x_bytes = (size_t)(8 * nt) * x_stride(K);
-    plan->head_bytes = (size_t)N_WARP * 4 * (size_t)nt * 32 * sizeof(float);
-    for (plan->n_stage = STAGES_MAX; plan->n_stage >= 2; plan->n_stage--) {
-        plan->bytes = (size_t)(N_WARP * plan->n_stage) * CHUNK_BYTES + plan->x_bytes + plan->head_bytes;
-        if (plan->bytes + 16384 <= limits->shared_bytes) /* what the kernels have of their own */
-            return true;
-    }
-    return false;
-}
+#include "kernels/cuda/plugin/internal.h"
+#include "kernels/cuda/plugin/stream.cuh"
 
 struct linear_params {
     struct packed_linear w;
-    struct shared_plan plan;
+    struct phase phase; /* lo and hi are for the kernel to say */
 };
 
-template <int NT> __global__ void __launch_bounds__(N_THREAD, 1) linear_kernel(const linear_params a)
-{
-    extern __shared__ __align__(128) uint8_t memory[];
-    __shared__ uint64_t barriers[N_WARP * STAGES_MAX];
-    __shared__ struct phase phase;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int K = a.w.K, n_pass = (a.w.n_row + 8 * NT - 1) / (8 * NT);
-    uint8_t *xs = memory + N_WARP * a.plan.n_stage * CHUNK_BYTES;
-    float *head = (float *)(xs + a.plan.x_bytes);
-
-    if (threadIdx.x < N_WARP * STAGES_MAX)
-        barrier_init(shared_address(&barriers[threadIdx.x]));
-    if (threadIdx.x == 0) {
-        phase.weight = a.w.weight;
-        phase.matrix_bytes = 0;
-        phase.n_tile = (a.w.n_out + 15) / 16;
-        phase.n_unit = K / 64;
-        deal(&phase, n_pass);
+/* So many rows at a time, of n_row. */
+struct linear_passes {
+    int each, n_row;
+    __device__ __forceinline__ int rows_before(int pass) const
+    {
+        return min(pass * each, n_row);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    __syncthreads();
+    __device__ __forceinline__ int64_t matrix(int) const
+    {
+        return 0;
+    }
+};
 
-    struct ring ring = {memory + warp * a.plan.n_stage * CHUNK_BYTES,
-                        shared_address(&barriers[warp * STAGES_MAX]), a.plan.n_stage};
-    ring.phase = &phase;
-    ring.n_phase = 1;
-    ring.at = phase.lo;
-    ring_fill(&ring, warp, lane);
+template <int NT, typename Ring>
+static __global__ void __launch_bounds__(N_THREAD, 1) linear_kernel(const linear_params a)
+{
+    DYNAMIC_SHARED(memory);
+    SHARED(struct phase[1], phases);
+    const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0), lane = (int)threadIdx.x % 32;
+    const int K = a.w.K;
+    const linear_passes passes = {8 * NT, a.w.n_row};
+    uint8_t *xs = memory + N_WARP * Ring::stages * Ring::bytes;
+    float *head = (float *)(xs + 8 * NT * x_stride(K));
+
+    if (threadIdx.x == 0) {
+        struct phase p = a.phase;
+        deal(&p, (a.w.n_row + 8 * NT - 1) / (8 * NT));
+        phases[0] = p;
+    }
+    __syncthreads();
+    Ring ring = ring_make<Ring>(memory, phases, 1, passes, warp, lane);
     float scale[CUDA_PARTS_MAX];
 #pragma unroll
     for (int i = 0; i < CUDA_PARTS_MAX; i++)
         scale[i] = i < a.w.n_part ? *a.w.part[i].scale * CUDA_SCALE_BACK : 0.0f;
     gpu_wait_before(); /* the weights do not change: they may come before x is there */
     gpu_let_next();
-    for (int at = phase.lo; at < phase.hi;) {
-        const struct segment s = segment_at(&phase, at);
-        const int row = s.pass * 8 * NT, n_row = min(8 * NT, a.w.n_row - row);
-        stage_rows(xs, n_row, K, [&](int r) { return a.w.x + (size_t)(row + r) * K; });
+#pragma unroll 1
+    for (int lo = phases[0].lo; lo < phases[0].hi;) {
+        const int hi = round_end(&phases[0], passes, lo), row = lo / phases[0].n_tile * 8 * NT,
+                  n_row = min(8 * NT, a.w.n_row - row);
+        stage_rows<8>(
+            xs, n_row, K,
+            [&](int r, int at) { return __ldcg((const uint4 *)(a.w.x + (size_t)(row + r) * K) + at); },
+            [&](uint4 v, int, int) { return v; });
         __syncthreads();
-        run_segment<NT>(&phase, &s, &ring, xs, x_stride(K), head, warp, lane, [&](int tile, float(*c)[4]) {
-            const int which = packed_part_of(a.w, tile * 16);
-            const struct packed_part &part = a.w.part[which];
-            const int out = tile * 16 + (lane >> 2) - part.first;
-            const float by = which == 0 ? scale[0] : which == 1 ? scale[1] : scale[2];
+        run_round<NT>(
+            phases, 1, 0, lo, hi, ring, passes, head, warp, lane,
+            [&](int) { return xs + (uint32_t)(lane >> 2) * x_stride(K); },
+            [&](int, int tile, float(&c)[NT][4]) {
+                const int which = packed_part_of(a.w, tile * 16);
+                const struct packed_part &part = a.w.part[which];
+                const int out = tile * 16 + (lane >> 2) - part.first;
+                const float by = which == 0 ? scale[0] : which == 1 ? scale[1] : scale[2];
 #pragma unroll
-            for (int i = 0; i < 4 * NT; i++) {
-                const int r = i / 4 * 8 + (lane & 3) * 2 + i % 2, o = out + i % 4 / 2 * 8;
-                if (r < n_row && o < part.n_out)
-                    part.out[(size_t)(row + r) * part.n_out + o] =
-                        c[i / 4][i % 4] * by + (part.bias ? part.bias[o] : 0.0f);
-            }
-        });
-        at += s.n;
+                for (int i = 0; i < 4 * NT; i++) {
+                    const int r = i / 4 * 8 + (lane & 3) * 2 + i % 2, o = out + i % 4 / 2 * 8;
+                    if (r < n_row && o < part.n_out)
+                        part.out[(size_t)(row + r) * part.n_out + o] =
+                            c[i / 4][i % 4] * by + (part.bias ? part.bias[o] : 0.0f);
+                }
+            });
+        lo = hi;
     }
 }
 
-template <int NT> static const char *start(const linear_params *a, int grid, cudaStream_t stream)
+template <int NT, typename Ring> static size_t shared_bytes(int K)
 {
-    const char *why = gpu_why(gpu_allow_shared(linear_kernel<NT>, a->plan.bytes));
+    return ring_bytes<Ring>() + (size_t)(8 * NT) * x_stride(K) + head_bytes(NT);
+}
+
+template <int NT, typename Ring>
+static const char *start(const struct packed_linear *w, const struct gpu_limits *limits, cudaStream_t stream)
+{
+    const linear_params a = {*w, phase_of(w->weight, w->n_out, w->K, (size_t)(8 * NT) * x_stride(w->K))};
+    const size_t bytes = shared_bytes<NT, Ring>(w->K);
+    const char *why = gpu_why(gpu_allow_shared(linear_kernel<NT, Ring>, bytes));
     return why ? why
-               : gpu_why(gpu_launch(linear_kernel<NT>, (unsigned)grid, N_THREAD, a->plan.bytes, stream, *a));
+               : gpu_why(
+                     gpu_launch(linear_kernel<NT, Ring>, (unsigned)limits->n_sm, N_THREAD, bytes, stream, a));
+}
+
+/* Where a ring of four stages does not fit beside the rows, one of two may. */
+typedef struct ring<4, 4> long_ring;
+typedef struct ring<4, 2> short_ring;
+
+template <int NT, typename Ring> static bool fits(int K, const struct gpu_limits *limits)
+{
+    const size_t own = 1024; /* the kernel's */
+    return shared_bytes<NT, Ring>(K) + own <= limits->shared_bytes;
 }
 
 bool linear_takes(const struct packed_linear *w, const struct gpu_limits *limits)
 {
-    struct shared_plan plan;
-    return plan_shared(&plan, limits, w->K, 1);
+    return fits<1, short_ring>(w->K, limits);
 }
 
 const char *linear_start(const struct packed_linear *w, const struct gpu_limits *limits, cudaStream_t stream)
 {
-    if (w->n_row < 1 || w->n_row > CUDA_ROWS_MAX || w->n_out < 1 || w->K < 64 || w->K % 64)
+    const int n = w->n_row, K = w->K;
+    if (n < 1 || n > CUDA_ROWS_MAX || w->n_out < 1 || K < 64 || K % 64)
         return "linear: expected 1 to 32 rows and K a multiple of 64";
-    linear_params a = {*w, {}};
-    /* More rows at once where they fit: otherwise the weights are read again. */
-    int nt = w->n_row <= 8 ? 1 : w->n_row <= 16 ? 2 : 4;
-    while (!plan_shared(&a.plan, limits, w->K, nt))
-        if ((nt /= 2) == 0)
-            return "linear: rows of x of this length do not fit in shared memory";
-    if (nt == 1)
-        return start<1>(&a, limits->n_sm, stream);
-    return nt == 2 ? start<2>(&a, limits->n_sm, stream) : start<4>(&a, limits->n_sm, stream);
+    /* All rows at once where they fit: otherwise the weights are read again. */
+    if (n > 16 && fits<4, short_ring>(K, limits))
+        return start<4, short_ring>(w, limits, stream);
+    if (n > 8 && fits<2, long_ring>(K, limits))
+        return start<2, long_ring>(w, limits, stream);
+    if (n > 8 && fits<2, short_ring>(K, limits))
+        return start<2, short_ring>(w, limits, stream);
+    if (fits<1, long_ring>(K, limits))
+        return start<1, long_ring>(w, limits, stream);
+    if (fits<1, short_ring>(K, limits))
+        return start<1, short_ring>(w, limits, stream);
+    return "linear: rows of x of this length do not fit in shared memory";
 }

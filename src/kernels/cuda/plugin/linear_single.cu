@@ -7,12 +7,15 @@ struct single_params {
     int n_stage;
 };
 
-static __global__ void __launch_bounds__(N_THREAD, 1) linear_single_kernel(const single_params a)
+static __global__ void __launch_bounds__(N_THREAD, 1) linear_single_kernel(const params<single_params> all)
 {
+    const single_params &a = all.a;
     DYNAMIC_SHARED(memory);
     SHARED(uint64_t[N_WARP * STAGES_MAX], barriers);
     SHARED(float[N_WARP][2][32], part);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, K = a.w.K;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    params_fetch(all, &part[warp][0][0], warp);
+    const int K = a.w.K;
     uint8_t *xs = memory + N_WARP * a.n_stage * CHUNK_BYTES;
 
     struct ring ring = ring_make(memory, barriers, a.n_stage, warp, lane);
@@ -73,12 +76,13 @@ bool linear_single_takes(const struct packed_linear *w, const struct gpu_limits 
            stages(w, limits) > 0;
 }
 
-const char *linear_single_start(const struct packed_linear *w, const struct gpu_limits *limits,
-                                cudaStream_t stream)
+const char *linear_single_start(const struct packed_linear *w, const struct op_place *at)
 {
-    const single_params a = {*w, stages(w, limits)};
+    const single_params a = {*w, stages(w, at->limits)};
     const size_t bytes = (size_t)(N_WARP * a.n_stage) * CHUNK_BYTES + 2 * (size_t)w->K;
-    const unsigned grid = (unsigned)std::min(limits->n_sm, (w->n_out + 15) / 16);
+    const unsigned grid = (unsigned)std::min(at->limits->n_sm, (w->n_out + 15) / 16);
     const char *why = gpu_why(gpu_allow_shared(linear_single_kernel, bytes));
-    return why ? why : gpu_why(gpu_launch(linear_single_kernel, grid, N_THREAD, bytes, stream, a));
+    return why ? why
+               : gpu_why(gpu_launch(linear_single_kernel, grid, N_THREAD, bytes, at->stream,
+                                    params<single_params>{a}));
 }

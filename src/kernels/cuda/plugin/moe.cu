@@ -2,148 +2,220 @@
  * token.
  *
  * Every CTA sorts the routing for itself. Each expert's slots (token, place among the token's experts) become
- * passes of at most eight. Between the phases all CTAs meet (cooperative launch); their rings are full of the
- * next weights by then. h and y have a row a slot, and the last phase adds a token's rows in order: no sum
- * depends on timing. */
-#include "internal.h"
-#include "stream.cuh"
+ * passes of at most eight. h and y have a row a slot, and at the end a token's rows are added in order: no
+ * sum depends on timing.
+ *
+ * Blocks hand h and y to each other without fence or counter: words are stored complemented (no number with
+ * all bits set is ever made), so that a zero is "not there yet", and who needs a word spins on it. So a block
+ * begins with down as soon as the few blocks that have its experts' h are done, and adds what it has to add
+ * as it comes. The words are cleared at the beginning of the same launch; before a block writes or reads one
+ * it has seen that all blocks have cleared theirs, which is long past by then. */
+#include <algorithm>
+
+#include "kernels/cuda/plugin/internal.h"
+#include "kernels/cuda/plugin/stream.cuh"
+
+#define N_PHASE 2
+#define MASKS   (MOE_SLOTS_MAX / 32)
+
+typedef struct ring<8, 2> moe_ring;
 
 struct moe_params {
     struct packed_moe w;
     struct moe_scratch scratch;
-    struct shared_plan plan;
+    size_t x_bytes;
+    struct phase phase[N_PHASE]; /* lo and hi are for the kernel to say */
 };
 
 struct routing {
     int n_pass;
-    int16_t expert[CUDA_SLOTS_MAX];  /* [pass] */
-    uint8_t n_slot[CUDA_SLOTS_MAX];  /* [pass] */
-    uint8_t slot[CUDA_SLOTS_MAX][8]; /* [pass][row] */
-    float scale[3][CUDA_SLOTS_MAX];  /* of gate, up, down: [pass], read at once and early */
+    int16_t expert[MOE_SLOTS_MAX];     /* [pass] */
+    int16_t before[MOE_SLOTS_MAX + 1]; /* slots of the passes before */
+    uint16_t slot[MOE_SLOTS_MAX];      /* in the order of the passes */
+    uint16_t token[MOE_SLOTS_MAX];     /* of these */
+    float scale[3][MOE_SLOTS_MAX];     /* of gate, up, down: [pass], read at once and early */
     int warp_sum[N_WARP];
 };
 
-/* Passes by expert ascending, slots ascending within one. mask: [n_expert][8] and first: [n_expert] of shared
- * memory that is free until the end. All threads. */
-__device__ void route(struct routing *r, const struct packed_moe &w, uint32_t *mask, int *first)
+struct moe_passes {
+    const struct routing *r;
+    __device__ __forceinline__ int rows_before(int pass) const
+    {
+        return r->before[pass];
+    }
+    __device__ __forceinline__ int64_t matrix(int pass) const
+    {
+        return r->expert[pass];
+    }
+};
+
+/* ---- routing --------------------------------------------------------------------------------------- */
+
+/* Passes by expert ascending, slots ascending within one; id: this thread's slot's, or -1. mask:
+ * [n_expert][MASKS], zeros, and first: [n_expert] of shared memory that is free until the end. All threads.
+ */
+static __device__ __forceinline__ void route(struct routing *r, const struct packed_moe &w, int id,
+                                             uint32_t *mask, int *first)
 {
-    const int t = threadIdx.x, n_slot = w.n_row * w.n_used, lane = t % 32, warp = t / 32;
-    for (int i = t; i < w.n_expert * 8; i += N_THREAD)
-        mask[i] = 0;
-    __syncthreads();
-    int e = t < n_slot ? w.id[t] : -1;
-    if (e >= w.n_expert)
-        e = -1;
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32;
+    const int n_expert = w.n_expert, e = id < n_expert ? id : -1;
     if (e >= 0)
-        atomicOr(&mask[e * 8 + t / 32], 1u << lane);
+        atomicOr(&mask[e * MASKS + warp], 1u << lane);
     __syncthreads();
     int count = 0;
-    if (t < w.n_expert)
-        for (int i = 0; i < 8; i++)
-            count += __popc(mask[t * 8 + i]);
-    const int n = (count + 7) / 8;
-    int sum = n; /* inclusive over the warp, then over all */
+    if (t < n_expert)
+#pragma unroll
+        for (int i = 0; i < MASKS; i++)
+            count += __popc(mask[t * MASKS + i]);
+    const int n = (count + 7) / 8, own = n << 16 | count; /* passes and slots, added up together */
+    int sum = own;
+#pragma unroll
     for (int d = 1; d < 32; d *= 2) {
-        const int other = __shfl_up_sync(~0u, sum, d);
+        const int other = __shfl_up_sync(ALL_LANES, sum, d);
         sum += lane >= d ? other : 0;
     }
     if (lane == 31)
         r->warp_sum[warp] = sum;
     __syncthreads();
-    for (int i = 0; i < warp; i++)
-        sum += r->warp_sum[i];
-    if (t == N_THREAD - 1)
-        r->n_pass = sum;
-    if (t < w.n_expert) {
-        first[t] = sum - n;
+#pragma unroll
+    for (int i = 0; i < N_WARP; i++)
+        sum += i < warp ? r->warp_sum[i] : 0;
+    const int pass = (sum - own) >> 16, before = (sum - own) & 0xffff;
+    if (t == N_THREAD - 1) {
+        r->n_pass = sum >> 16;
+        r->before[sum >> 16] = (int16_t)(sum & 0xffff);
+    }
+    if (t < n_expert) {
+        first[t] = before;
+#pragma unroll 1
         for (int i = 0; i < n; i++) {
-            r->expert[sum - n + i] = (int16_t)t;
-            r->n_slot[sum - n + i] = (uint8_t)min(8, count - 8 * i);
+            r->expert[pass + i] = (int16_t)t;
+            r->before[pass + i] = (int16_t)(before + 8 * i);
         }
     }
     __syncthreads();
     if (e >= 0) {
-        int rank = __popc(mask[e * 8 + t / 32] & ((1u << lane) - 1));
-        for (int i = 0; i < t / 32; i++)
-            rank += __popc(mask[e * 8 + i]);
-        r->slot[first[e] + rank / 8][rank % 8] = (uint8_t)t;
+        int rank = __popc(mask[e * MASKS + warp] & ((1u << lane) - 1));
+        for (int i = 0; i < warp; i++)
+            rank += __popc(mask[e * MASKS + i]);
+        r->slot[first[e] + rank] = (uint16_t)t;
+        r->token[first[e] + rank] = (uint16_t)(t / w.n_used);
     }
     __syncthreads();
 }
 
-/* All CTAs. The top bit flips when the last arrives: CTA 0 adds what the others lack to 2^31. */
-__device__ void meet(uint32_t *barrier)
+/* ---- words from block to block --------------------------------------------------------------------- */
+
+/* One thread of each block, behind a barrier of it: what it cleared is there for whoever has waited. The top
+ * bit flips when the last arrives: CTA 0 adds what the others lack to 2^31. */
+static __device__ __forceinline__ void cleared(uint32_t *barrier, uint32_t *before)
 {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        const uint32_t mine = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1;
-        __threadfence();
-        const uint32_t old = atomicAdd(barrier, mine);
-        uint32_t now;
-        do
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(barrier) : "memory");
-        while (((old ^ now) & 0x80000000u) == 0);
-        __threadfence();
+    *before = gpu_add_release(barrier, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+}
+
+static __device__ __forceinline__ void all_cleared(const uint32_t *barrier, uint32_t before)
+{
+    while (((before ^ gpu_load_acquire(barrier)) & 0x80000000u) == 0)
+        gpu_wait_block();
+}
+
+static __device__ __forceinline__ void clear_words(void *words, int n, int grid)
+{
+#pragma unroll 1
+    for (int i = (int)blockIdx.x * N_THREAD + (int)threadIdx.x; i < n / 4; i += grid * N_THREAD)
+        ((uint4 *)words)[i] = make_uint4(0, 0, 0, 0);
+}
+
+/* v: what lay at p a moment ago. */
+static __device__ __forceinline__ uint4 take_eight(uint4 v, const uint4 *p)
+{
+    while (v.x == 0 || v.y == 0 || v.z == 0 || v.w == 0) {
+        gpu_wait_block();
+        v = gpu_load_grid(p);
     }
-    __syncthreads();
+    return make_uint4(~v.x, ~v.y, ~v.z, ~v.w);
+}
+
+/* Two neurons, of rows g and g + 1, as a word, by every other g. All lanes. */
+static __device__ __forceinline__ void put_h(uint32_t *word, bool there, float h, int lane)
+{
+    const uint32_t own = float_bf16(h), next = __shfl_down_sync(ALL_LANES, own, 4);
+    if (lane % 8 < 4 && there)
+        gpu_store_grid(word, ~(own | next << 16));
 }
 
 /* A token's experts, so many of them asked for at once. */
 #define TOGETHER 8
 
-__device__ __forceinline__ void finalize(const moe_params &a)
+static __device__ __forceinline__ void finalize(const moe_params &a)
 {
     const int H = a.w.hidden, k = a.w.n_used, n = a.w.n_row * H;
-    for (int i = blockIdx.x * N_THREAD + threadIdx.x; i < n; i += gridDim.x * N_THREAD) {
+    const uint32_t *y = (const uint32_t *)a.scratch.y;
+#pragma unroll 1
+    for (int i = (int)blockIdx.x * N_THREAD + (int)threadIdx.x; i < n; i += (int)gridDim.x * N_THREAD) {
         const int t = i / H, c = i - t * H;
         float sum = 0.0f;
+#pragma unroll 1
         for (int j0 = 0; j0 < k; j0 += TOGETHER) {
-            int e[TOGETHER];
-            float w[TOGETHER], y[TOGETHER];
+            bool counts[TOGETHER];
+            float w[TOGETHER];
+            uint32_t v[TOGETHER];
 #pragma unroll
-            for (int j = 0; j < TOGETHER; j++) { /* beyond the last: the last again, not added */
-                const int slot = t * k + min(j0 + j, k - 1);
-                e[j] = a.w.id[slot];
+            for (int j = 0; j < TOGETHER; j++) {
+                const int slot = t * k + min(j0 + j, k - 1), e = a.w.id[slot];
+                counts[j] = j0 + j < k && e >= 0 && e < a.w.n_expert;
                 w[j] = a.w.weight[slot];
-                y[j] = __ldcg(&a.scratch.y[(size_t)slot * H + c]);
+                v[j] = gpu_load_grid(y + (size_t)slot * H + c);
             }
 #pragma unroll
-            for (int j = 0; j < TOGETHER; j++)
-                if (j0 + j < k && e[j] >= 0 && e[j] < a.w.n_expert)
-                    sum += w[j] * y[j];
+            for (int j = 0; j < TOGETHER; j++) {
+                const uint32_t *at = y + (size_t)(t * k + min(j0 + j, k - 1)) * H + c;
+                while (counts[j] && v[j] == 0) {
+                    gpu_wait_block();
+                    v[j] = gpu_load_grid(at);
+                }
+                if (counts[j])
+                    sum += w[j] * __uint_as_float(~v[j]);
+            }
         }
         a.w.out[i] = sum;
     }
 }
 
-__global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
-{
-    extern __shared__ __align__(128) uint8_t memory[];
-    __shared__ uint64_t barriers[N_WARP * STAGES_MAX];
-    __shared__ struct phase phases[2];
-    __shared__ struct routing routing;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int H = a.w.hidden, I = a.w.inner;
-    uint8_t *xs = memory + N_WARP * a.plan.n_stage * CHUNK_BYTES;
-    float *head = (float *)(xs + a.plan.x_bytes);
+/* ---- the kernel ------------------------------------------------------------------------------------ */
 
-    if (threadIdx.x < N_WARP * STAGES_MAX)
-        barrier_init(shared_address(&barriers[threadIdx.x]));
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+static __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
+{
+    DYNAMIC_SHARED(memory);
+    SHARED(struct phase[N_PHASE], phases);
+    SHARED(struct routing, routing);
+    SHARED(uint32_t, met);
+    const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0), lane = (int)threadIdx.x % 32;
+    const int H = a.w.hidden, I = a.w.inner, n_slot = a.w.n_row * a.w.n_used;
+    uint8_t *xs = memory + N_WARP * moe_ring::stages * moe_ring::bytes;
+    float *head = (float *)(xs + a.x_bytes);
+    uint32_t *mask = (uint32_t *)memory, *h = (uint32_t *)a.scratch.h, *y = (uint32_t *)a.scratch.y;
+
+#pragma unroll 1
+    for (int i = threadIdx.x; i < a.w.n_expert * MASKS / 4; i += N_THREAD)
+        ((uint4 *)mask)[i] = make_uint4(0, 0, 0, 0);
     gpu_wait_before();
-    route(&routing, a.w, (uint32_t *)xs, (int *)(xs + a.w.n_expert * 32));
-    if (threadIdx.x < 2) {
-        struct phase p;
-        const int rows = threadIdx.x == 0 ? 2 * I : H, k = threadIdx.x == 0 ? H : I;
-        p.weight = threadIdx.x == 0 ? a.w.gate_up : a.w.down;
-        p.n_tile = rows / 16;
-        p.n_unit = k / 64;
-        p.matrix_bytes = (int64_t)p.n_tile * p.n_unit * CUDA_UNIT_BYTES;
-        deal(&p, routing.n_pass);
+    const int id = (int)threadIdx.x < n_slot ? a.w.id[threadIdx.x] : -1;
+    clear_words(h, n_slot * (I / 2), (int)gridDim.x);
+    if (!a.w.each)
+        clear_words(y, n_slot * H, (int)gridDim.x);
+    __syncthreads();
+    route(&routing, a.w, id, mask, (int *)(mask + a.w.n_expert * MASKS));
+    if (threadIdx.x == N_THREAD - 1) /* now: behind weights it would wait for all of them */
+        cleared(a.scratch.barrier, &met);
+    const int n_pass = routing.n_pass;
+    if (threadIdx.x < N_PHASE) {
+        struct phase p = threadIdx.x == 0 ? a.phase[0] : a.phase[1];
+        deal(&p, n_pass);
         phases[threadIdx.x] = p;
     }
     float scale[3] = {};
-    if (threadIdx.x < routing.n_pass) {
+    if ((int)threadIdx.x < n_pass) {
         const int e = routing.expert[threadIdx.x];
         scale[0] = a.w.gate_scale[e];
         scale[1] = a.w.up_scale[e];
@@ -151,89 +223,122 @@ __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
     }
     __syncthreads();
 
-    struct ring ring = {memory + warp * a.plan.n_stage * CHUNK_BYTES,
-                        shared_address(&barriers[warp * STAGES_MAX]), a.plan.n_stage};
-    ring.phase = phases;
-    ring.n_phase = 2;
-    ring.at = phases[0].lo;
-    ring.expert_of = routing.expert;
-    /* Rows before weights: what is asked for behind those waits for all of them. */
-    auto stage_x = [&](const struct segment &s) {
-        const uint8_t *slot = routing.slot[s.pass];
-        stage_rows(xs, routing.n_slot[s.pass], H,
-                   [&](int r) { return a.w.x + (size_t)(slot[r] / a.w.n_used) * H; });
-    };
-    if (phases[0].lo < phases[0].hi)
-        stage_x(segment_at(&phases[0], phases[0].lo));
-    ring_fill(&ring, warp, lane);
-    if (threadIdx.x < routing.n_pass)
-        for (int i = 0; i < 3; i++)
-            routing.scale[i][threadIdx.x] = scale[i] * CUDA_SCALE_BACK;
-    __syncthreads();
+    const moe_passes passes = {&routing};
+    uint32_t met_before = 0;
+    moe_ring ring = {};
+    bool begun = false, may_write = false;
 
-    for (int at = phases[0].lo; at < phases[0].hi;) {
-        const struct segment s = segment_at(&phases[0], at);
-        const uint8_t *slot = routing.slot[s.pass];
-        const int n_row = routing.n_slot[s.pass];
-        const float gate = routing.scale[0][s.pass], up = routing.scale[1][s.pass];
-        if (at > phases[0].lo)
-            stage_x(s);
-        __syncthreads();
-        run_segment<1>(&phases[0], &s, &ring, xs, x_stride(H), head, warp, lane, [&](int tile, float(*c)[4]) {
+#pragma unroll 1
+    for (int f = 0, lo = phases[0].lo; f < N_PHASE;) {
+        const int K = f == 0 ? H : I;
+        int hi = lo, first_row = 0;
+        if (lo < phases[f].hi)
+            hi = round_end(&phases[f], passes, lo);
+        if (lo < hi) {
+            const int n_tile = phases[f].n_tile;
+            first_row = routing.before[lo / n_tile];
+            const uint4 *from = (const uint4 *)(f == 0 ? a.w.x : a.scratch.h);
+            const uint16_t *row = (f == 0 ? routing.token : routing.slot) + first_row;
+            stage_rows<4>(
+                xs, routing.before[(hi - 1) / n_tile + 1] - first_row, K,
+                [&](int r, int at) { return gpu_load_grid(from + (size_t)row[r] * (K / 8) + at); },
+                [&](uint4 v, int r, int at) {
+                    return f == 0 ? v : take_eight(v, from + (size_t)row[r] * (K / 8) + at);
+                });
+        }
+        if (!begun) { /* what is asked for behind weights waits for all of them: rows of x go first */
+            ring = ring_make<moe_ring>(memory, phases, N_PHASE, passes, warp, lane);
+            if ((int)threadIdx.x < n_pass)
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int r = (lane & 3) * 2 + i;
-                if (r < n_row)
-                    a.scratch.h[(size_t)slot[r] * I + tile * 8 + (lane >> 2)] =
-                        __bfloat16_as_ushort(__float2bfloat16(swiglu(c[0][i] * gate, c[0][2 + i] * up)));
-            }
-        });
-        at += s.n;
-    }
-    meet(a.scratch.barrier);
-    for (int at = phases[1].lo; at < phases[1].hi;) {
-        const struct segment s = segment_at(&phases[1], at);
-        const uint8_t *slot = routing.slot[s.pass];
-        const int n_row = routing.n_slot[s.pass];
-        const float by = routing.scale[2][s.pass];
-        stage_rows(xs, n_row, I, [&](int r) { return a.scratch.h + (size_t)slot[r] * I; });
+                for (int i = 0; i < 3; i++)
+                    routing.scale[i][threadIdx.x] = scale[i] * CUDA_SCALE_BACK;
+        }
         __syncthreads();
-        run_segment<1>(&phases[1], &s, &ring, xs, x_stride(I), head, warp, lane, [&](int tile, float(*c)[4]) {
+        if (!begun) {
+            met_before = met;
+        }
+        begun = true;
+        if (lo < hi)
+            run_round<1>(
+                phases, N_PHASE, f, lo, hi, ring, passes, head, warp, lane,
+                [&](int pass) {
+                    const int n = routing.before[pass + 1] - routing.before[pass];
+                    return xs +
+                           (uint32_t)(routing.before[pass] - first_row + min(lane >> 2, n - 1)) * x_stride(K);
+                },
+                [&](int pass, int tile, float(&c)[1][4]) {
+                    const uint16_t *slot = routing.slot + routing.before[pass];
+                    const int n_row = routing.before[pass + 1] - routing.before[pass];
+                    if (!may_write) {
+                        if (lane == 0)
+                            all_cleared(a.scratch.barrier, met_before);
+                        __syncwarp();
+                        may_write = true;
+                    }
+                    if (f == 0) {
+                        const float gate = routing.scale[0][pass], up = routing.scale[1][pass];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int r = (lane & 3) * 2 + i % 2;
-                if (r < n_row)
-                    a.scratch.y[(size_t)slot[r] * H + tile * 16 + (lane >> 2) + i / 2 * 8] = c[0][i] * by;
-            }
-        });
-        at += s.n;
+                        for (int i = 0; i < 2; i++) {
+                            const int r = (lane & 3) * 2 + i;
+                            put_h(h + (size_t)slot[min(r, n_row - 1)] * (I / 2) + tile * 4 + lane / 8,
+                                  r < n_row, swiglu(c[0][i] * gate, c[0][2 + i] * up), lane);
+                        }
+                        return;
+                    }
+                    const float by = routing.scale[2][pass];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const int r = (lane & 3) * 2 + i % 2;
+                        if (r >= n_row)
+                            continue;
+                        const uint32_t v = __float_as_uint(c[0][i] * by);
+                        gpu_store_grid(y + (size_t)slot[r] * H + tile * 16 + (lane >> 2) + i / 2 * 8,
+                                       a.w.each ? v : ~v);
+                    }
+                });
+        lo = hi;
+        if (lo < phases[f].hi)
+            continue;
+        if (++f == N_PHASE)
+            break;
+        lo = phases[f].lo;
+        gpu_let_next();
+        if (threadIdx.x == 0)
+            all_cleared(a.scratch.barrier, met_before);
+        __syncthreads();
     }
-    if (a.w.each) /* which y is */
-        return;
-    meet(a.scratch.barrier);
-    finalize(a);
+    if (!a.w.each) /* otherwise y is the result */
+        finalize(a);
+}
+
+/* ---- which ----------------------------------------------------------------------------------------- */
+
+/* Bytes of rows: all that is left beside the rings; 0: not eight rows. */
+static size_t x_room(const struct packed_moe *w, const struct gpu_limits *limits)
+{
+    const size_t others = ring_bytes<moe_ring>() + head_bytes(1) + 10752; /* the kernel's own */
+    const size_t least = 8 * (size_t)x_stride(std::max(w->hidden, w->inner));
+    return others + least <= limits->shared_bytes ? (limits->shared_bytes - others) & ~(size_t)127 : 0;
 }
 
 const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
                       const struct gpu_limits *limits, cudaStream_t stream)
 {
-    if (w->n_row < 1 || w->n_row > CUDA_ROWS_MAX || w->n_used < 1 || w->n_used > CUDA_SLOTS_MAX ||
-        w->n_row * w->n_used > CUDA_SLOTS_MAX)
-        return "moe: expected 1 to 32 tokens and at most 256 pairs of a token and an expert";
+    if (w->n_row < 1 || w->n_row > MOE_SLOTS_MAX || w->n_used < 1 || w->n_used > MOE_SLOTS_MAX ||
+        w->n_row * w->n_used > MOE_SLOTS_MAX)
+        return "moe: expected at least one token and at most 512 pairs of a token and an expert";
     if (w->n_expert < 1 || w->n_expert > CUDA_EXPERTS_MAX || w->hidden < 64 || w->hidden % 64 ||
         w->inner < 64 || w->inner % 64)
         return "moe: expected 1 to 512 experts, and hidden and inner sizes that are multiples of 64";
-    moe_params a = {*w, *scratch, {}};
-    if (!plan_shared(&a.plan, limits, w->hidden > w->inner ? w->hidden : w->inner, 1))
+    moe_params a = {*w, *scratch, 0, {}};
+    if ((a.x_bytes = x_room(w, limits)) == 0)
         return "moe: eight rows of this length do not fit in shared memory";
-    /* The routing's masks lie where the rows will. */
-    const size_t masks = (size_t)w->n_expert * 36;
-    if (a.plan.x_bytes + a.plan.head_bytes < masks)
-        a.plan.bytes += masks - a.plan.x_bytes - a.plan.head_bytes;
+    a.phase[0] = phase_of(w->gate_up, 2 * w->inner, w->hidden, a.x_bytes);
+    a.phase[1] = phase_of(w->down, w->hidden, w->inner, a.x_bytes);
+    const size_t bytes = ring_bytes<moe_ring>() + a.x_bytes + head_bytes(1);
+    const char *why = gpu_why(gpu_allow_shared(moe_kernel, bytes));
     /* Blocks wait for each other: only such a launch promises that all run at once, whatever else is on the
      * GPU. */
-    const char *why = gpu_why(gpu_allow_shared(moe_kernel, a.plan.bytes));
     return why ? why
-               : gpu_why(gpu_launch_together(moe_kernel, (unsigned)limits->n_sm, N_THREAD, a.plan.bytes,
-                                             stream, a));
+               : gpu_why(gpu_launch_together(moe_kernel, (unsigned)limits->n_sm, N_THREAD, bytes, stream, a));
 }

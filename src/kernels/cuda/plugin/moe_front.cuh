@@ -1,11 +1,11 @@
 /* What precedes the experts of one token, in every block of their launch: residual addition, norm, and the
  * choice of experts. The norm is everybody's own work; of the router's logits a block has some, and they
- * travel as h does (moe_single.cu): complemented words, zero while they are not there. */
+ * travel as h does (exchange.cuh). */
 #pragma once
 
-#include "kernels/cuda/plugin/norm.cuh"
+#include "kernels/cuda/plugin/exchange.cuh"
+#include "kernels/cuda/plugin/norm_row.cuh"
 #include "kernels/cuda/plugin/route.cuh"
-#include "kernels/cuda/plugin/unit.cuh"
 
 struct moe_front {
     cuda_add_norm norm;
@@ -14,68 +14,12 @@ struct moe_front {
 };
 
 /* A block's shared memory for it, but the row and what is free until weights are asked for. */
+#define FRONT_EXPERTS 128 /* four threads of the block each */
 struct front_room {
-    float logit[CUDA_EXPERTS_MAX], weight[32], sums[2][32];
+    uint32_t key[FRONT_EXPERTS];
+    float logit[FRONT_EXPERTS], score[FRONT_EXPERTS], weight[32], sums[2][32];
     int32_t expert[32];
 };
-
-/* ---- the norm -------------------------------------------------------------------------------------- */
-
-/* Four elements of a row of x as bf16, to where the lanes read them (stage_eight). */
-static __device__ __forceinline__ void stage_four(uint8_t *row, int i, float4 y)
-{
-    const int quarter = i / 4;
-    *(uint2 *)(row + quarter / 16 * 128 + quarter % 4 * 32 + quarter % 16 / 4 * 8) =
-        make_uint2(float_bf16_pair(y.x, y.y), float_bf16_pair(y.z, y.w));
-}
-
-static __device__ __forceinline__ float4 row_y(const float *row, int i, float by, float4 w)
-{
-    const float4 v = *(const float4 *)(row + i);
-    return make_float4(v.x * by * w.x, v.y * by * w.y, v.z * by * w.z, v.w * by * w.w);
-}
-
-/* The new residual to `row`; returns the factor of the norm. All threads; room as block_sum has it. */
-static __device__ __forceinline__ float row_norm(const cuda_add_norm &a, float *row, float *room)
-{
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int i = 4 * threadIdx.x; i < a.n; i += 4 * N_THREAD) {
-        float4 v = __ldcg((const float4 *)(a.residual + i));
-        if (a.delta[1])
-            v = norm_add(v, norm_add(__ldcg((const float4 *)(a.delta[1] + i)),
-                                     __ldcg((const float4 *)(a.delta[0] + i))));
-        else if (a.delta[0])
-            v = norm_add(v, __ldcg((const float4 *)(a.delta[0] + i)));
-        sum = norm_keep(row, i, v, sum);
-    }
-    return 1.0f / sqrtf(block_sum(sum, room) / (float)a.n + a.eps);
-}
-
-/* Its bf16 to xs. first_weight: this thread's first four. */
-static __device__ __forceinline__ void row_stage(const cuda_add_norm &a, const float *row, float by,
-                                                 float4 first_weight, uint8_t *xs)
-{
-    const int mine = 4 * threadIdx.x;
-#pragma unroll 1
-    for (int i = mine; i < a.n; i += 4 * N_THREAD)
-        stage_four(xs, i, row_y(row, i, by, i == mine ? first_weight : norm_four<true>(a.weight, i, a.n)));
-}
-
-/* By one block: what the operator leaves behind. All threads. */
-static __device__ __forceinline__ void row_put(const cuda_add_norm &a, const float *row, float by)
-{
-#pragma unroll 1
-    for (int i = 4 * threadIdx.x; i < a.n; i += 4 * N_THREAD) {
-        const float4 y = row_y(row, i, by, norm_four<true>(a.weight, i, a.n));
-        if (a.delta[0])
-            *(float4 *)(a.residual + i) = *(const float4 *)(row + i);
-        if (a.y_float)
-            *(float4 *)(a.y_float + i) = y;
-        if (a.y)
-            *(uint2 *)(a.y + i) = make_uint2(float_bf16_pair(y.x, y.y), float_bf16_pair(y.z, y.w));
-    }
-}
 
 /* ---- the router ------------------------------------------------------------------------------------ */
 
@@ -88,11 +32,11 @@ static __device__ __forceinline__ float4 router_four(const cuda_router &r, int e
     return make_float4(bf16_low(w.x), bf16_high(w.x), bf16_low(w.y), bf16_high(w.y));
 }
 
-/* Choices without groups among so many experts that a lane of route_lanes has four. */
+/* Choices without groups. */
 static inline bool front_takes(const cuda_router *r)
 {
     return (r->w.type == CUDA_BF16 || r->w.type == CUDA_F32) && r->n_group <= 1 && r->top_k <= 32 &&
-           r->n_expert <= 128;
+           r->n_expert <= FRONT_EXPERTS;
 }
 
 /* Before what precedes has ended: the weights of this block's logits may be on their way. */
@@ -133,59 +77,83 @@ static __device__ __forceinline__ float front_norm(const moe_front &f, float *ro
             logit = fmaf(w.x, y.x, fmaf(w.y, y.y, fmaf(w.z, y.z, fmaf(w.w, y.w, logit))));
         }
         logit = block_sum(logit, room.sums[turn]) * scale; /* whose barrier frees the other sums */
-        if (threadIdx.x == 0) {
-            const uint32_t bits = __float_as_uint(logit);
-            gpu_store_grid(words + e, bits == ~0u ? 0x80000000u : ~bits); /* a NaN for a NaN */
-        }
+        if (threadIdx.x == 0)
+            put_float(words + e, logit);
     }
     row_stage(a, row, by, first_weight, xs);
     return by;
 }
 
-/* All logits as they come, and the choice, to room.expert and room.weight. One warp; a barrier is behind it.
+/* All logits as they come, and the choice: a lane of every warp has one of the experts, -1 from top_k on. By
+ * the whole block: a choice at a time takes longer than to count, for each expert, those that come before it.
  */
-static __device__ __forceinline__ void front_route(const moe_front &f, const uint32_t *words,
-                                                   front_room &room, int lane)
+struct front_choice {
+    int expert;
+    float weight;
+};
+static __device__ __forceinline__ front_choice front_route(const moe_front &f, const uint32_t *words,
+                                                           front_room &room, int warp, int lane)
 {
+    const cuda_router &r = f.router;
     const bool real = OP_COUNT(f.count, 1) > 0;
-    const int E = f.router.n_expert;
-#pragma unroll 1
-    for (int base = 0; base < E; base += 4 * 32) {
-        uint32_t v[4];
+    const int E = r.n_expert;
+    if (warp == 0) {
+        uint32_t v[FRONT_EXPERTS / 32];
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            v[j] = gpu_load_grid(words + min(base + 32 * j + lane, E - 1));
+        for (int j = 0; j < FRONT_EXPERTS / 32; j++)
+            v[j] = gpu_load_grid(words + min(32 * j + lane, E - 1));
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int e = base + 32 * j + lane;
-            while (e < E && v[j] == 0) {
-                gpu_wait_block();
-                v[j] = gpu_load_grid(words + e);
-            }
+        for (int j = 0; j < FRONT_EXPERTS / 32; j++) {
+            const int e = 32 * j + lane;
             if (e < E)
-                room.logit[e] = __uint_as_float(~v[j]);
+                room.logit[e] = take_float(words + e, v[j]);
+        }
+        __syncwarp();
+        float score[FRONT_EXPERTS / 32];
+        uint32_t key[FRONT_EXPERTS / 32];
+        route_scores<FRONT_EXPERTS / 32>(r, room.logit, lane, score, key);
+#pragma unroll
+        for (int j = 0; j < FRONT_EXPERTS / 32; j++) {
+            room.key[32 * j + lane] = key[j];
+            room.score[32 * j + lane] = score[j];
         }
     }
-    __syncwarp();
-    cuda_router own = f.router;
-    own.expert = room.expert;
-    own.weight = room.weight;
-    own.load = blockIdx.x == 0 ? f.router.load : nullptr;
-    if (real)
-        route_lanes<4>(own, 0, room.logit, lane);
-    else
-        route_nothing(own, 0, lane);
+    __syncthreads();
+    const int e = threadIdx.x / 4, quarter = threadIdx.x % 4;
+    const uint32_t own = room.key[e];
+    int before = 0;
+#pragma unroll
+    for (int i = 0; i < FRONT_EXPERTS; i += 16) {
+        const int at = i + 4 * quarter;
+        const uint4 k = *(const uint4 *)(room.key + at);
+        before += k.x > own || (k.x == own && at < e);
+        before += k.y > own || (k.y == own && at + 1 < e);
+        before += k.z > own || (k.z == own && at + 2 < e);
+        before += k.w > own || (k.w == own && at + 3 < e);
+    }
+    before += __shfl_xor_sync(ALL_LANES, before, 1);
+    before += __shfl_xor_sync(ALL_LANES, before, 2);
+    if (quarter == 0 && before < r.top_k) {
+        room.expert[before] = e;
+        room.weight[before] = room.score[e];
+    }
+    __syncthreads();
+    const bool has = real && lane < r.top_k;
+    const float weight = route_weight(r, lane < r.top_k ? room.weight[lane] : 0.0f, lane);
+    const front_choice c = {has ? room.expert[lane] : -1, has ? weight : 0.0f};
+    if (has && r.load && warp == 0 && blockIdx.x == 0)
+        atomicAdd((unsigned long long *)&r.load[c.expert], 1ull);
+    return c;
 }
 
 /* Block 0, when every block has read what precedes: what other operators want of it. */
 static __device__ __forceinline__ void front_put(const moe_front &f, const float *row, float by,
-                                                 const front_room &room)
+                                                 const front_room &room, front_choice c)
 {
     const bool real = OP_COUNT(f.count, 1) > 0;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < f.router.top_k; i += N_THREAD) {
-        f.router.expert[i] = room.expert[i];
-        f.router.weight[i] = room.weight[i];
+    if (threadIdx.x < (unsigned)f.router.top_k) {
+        f.router.expert[threadIdx.x] = c.expert;
+        f.router.weight[threadIdx.x] = c.weight;
     }
     if (!real)
         return;

@@ -5,26 +5,18 @@
  * multiplies any. Tiles of gate and up are dealt to blocks in runs. Of down a block has all experts' parts of
  * its tiles, so their sum never leaves it; all it needs is everybody's h.
  *
- * h travels without fence or counter: its words are stored complemented (a pair of bf16 NaNs with all bits
- * set is never made), so that a zero is "not there yet", and readers spin on the numbers themselves. Two
- * buffers take turns, and each launch clears what the one before it has left in the other. Whose turn it is
- * lies in the GPU's memory: graphs can be replayed. Block 0 passes the turn on when it has all of h, for
- * every block writes some of it and had looked at the turn before. */
+ * h goes from block to block as in exchange.cuh. Block 0 passes the turn on when it has all of it. */
 #include "kernels/cuda/plugin/moe_front.cuh"
 #include "kernels/cuda/plugin/single.cuh"
 
 #define USED_MAX 32 /* experts of a token: a lane knows one */
-#define ASKED    2  /* vectors of h that a thread asks for at once */
 
 struct single_params {
     struct packed_moe w;
-    uint32_t *turn;  /* [0] whose, [1] and [2] the words that each buffer has */
-    uint32_t *words; /* [2][OP_SINGLE_WORDS]: logits if there is a front, and h */
+    struct exchange exchange; /* logits if there is a front, and h */
     int n_stage;
     struct moe_front front;
 };
-
-/* ---- h, from block to block ------------------------------------------------------------------------ */
 
 /* The tile's eight neurons, one of each row g, as four words. All lanes. */
 static __device__ __forceinline__ void put_h(uint32_t *words, int tile, float h, int lane)
@@ -34,43 +26,17 @@ static __device__ __forceinline__ void put_h(uint32_t *words, int tile, float h,
         gpu_store_grid(words + tile * 4 + lane / 8, ~(own | next << 16));
 }
 
-static __device__ __forceinline__ bool is_there(uint4 v)
-{
-    return v.x != 0 && v.y != 0 && v.z != 0 && v.w != 0;
-}
-
-/* All of h as it comes, to rows in shared memory, one behind the other. All threads. */
-static __device__ __forceinline__ void take_h(uint8_t *rows, const uint4 *from, int n)
-{
-#pragma unroll 1
-    for (int base = threadIdx.x; base < n; base += ASKED * N_THREAD) {
-        uint4 v[ASKED];
-#pragma unroll
-        for (int j = 0; j < ASKED; j++)
-            v[j] = gpu_load_grid(from + min(base + j * N_THREAD, n - 1));
-#pragma unroll
-        for (int j = 0; j < ASKED; j++) {
-            const int i = base + j * N_THREAD;
-            if (i >= n)
-                continue;
-            while (!is_there(v[j])) {
-                gpu_wait_block();
-                v[j] = gpu_load_grid(from + i);
-            }
-            stage_eight(rows, i, make_uint4(~v[j].x, ~v[j].y, ~v[j].z, ~v[j].w));
-        }
-    }
-}
-
 /* ---- the kernel ------------------------------------------------------------------------------------ */
 
 template <bool FRONT>
-static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const single_params a)
+static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params<single_params> all)
 {
+    const single_params &a = all.a;
     DYNAMIC_SHARED(memory);
     SHARED(uint64_t[N_WARP * STAGES_MAX], barriers);
     SHARED(float[N_WARP][2][32], part);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    params_fetch(all, &part[warp][0][0], warp);
     const int H = a.w.hidden, I = a.w.inner, n_used = a.w.n_used;
     const int n_logit = FRONT ? (a.front.router.n_expert + 3) / 4 * 4 : 0,
               n_word = n_logit + n_used * (I / 2);
@@ -87,36 +53,34 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const single
     if (FRONT)
         front_ask(a.front);
     gpu_wait_before();
-    const uint32_t turn = gpu_load_grid(a.turn), used_before = gpu_load_grid(a.turn + 2 - turn);
-    uint32_t *words = a.words + turn * OP_SINGLE_WORDS, *other = a.words + (1 - turn) * OP_SINGLE_WORDS;
+    const exchange_now now = exchange_look(a.exchange);
+    uint32_t *words = now.words;
     float by = 0.0f;
+    front_choice choice = {-1, 0.0f};
     if (FRONT) {
         by = front_norm(a.front, row, xs, words, room);
-        if (warp == 0)
-            front_route(a.front, words, room, lane);
-        __syncthreads();
+        choice = front_route(a.front, words, room, warp, lane);
     }
     /* A lane knows one of the experts, in every warp. One that is of none here counts as the first, times
      * nothing. */
-    const int id = lane < n_used ? FRONT ? room.expert[lane] : a.w.id[lane] : -1;
+    const int id = lane < n_used ? FRONT ? choice.expert : a.w.id[lane] : -1;
     const bool is_here = id >= 0 && id < a.w.n_expert;
     const int expert = is_here ? id : 0;
-    const float weight = is_here ? FRONT ? room.weight[lane] : a.w.weight[lane] : 0.0f;
+    const float weight = is_here ? FRONT ? choice.weight : a.w.weight[lane] : 0.0f;
 #pragma unroll 1
     for (int i = threadIdx.x; i < H / 8 && !FRONT; i += N_THREAD)
         stage_eight(xs, i, __ldcg((const uint4 *)a.w.x + i));
-    const float gate_scale = a.w.gate_scale[expert] * CUDA_SCALE_BACK,
-                up_scale = a.w.up_scale[expert] * CUDA_SCALE_BACK,
-                down_scale = a.w.down_scale[expert] * CUDA_SCALE_BACK;
+    const float gate_by = a.w.gate_scale[expert], up_by = a.w.up_scale[expert],
+                down_by = a.w.down_scale[expert]; /* not waited for yet */
     const struct piece piece = piece_of(phase, expert, warp, lane);
     const uint32_t pieces = __ballot_sync(ALL_LANES, piece.n > 0);
     ring.todo = pieces;
     ring_fill(ring, piece, lane);
     gpu_let_next();
-#pragma unroll 1
-    for (uint32_t i = blockIdx.x * N_THREAD + threadIdx.x; i < used_before; i += gridDim.x * N_THREAD)
-        other[i] = 0;
+    exchange_clear(now);
     __syncthreads();
+    const float gate_scale = gate_by * CUDA_SCALE_BACK, up_scale = up_by * CUDA_SCALE_BACK,
+                down_scale = down_by * CUDA_SCALE_BACK;
 
     const int here = is_here;
 #pragma unroll 1
@@ -127,14 +91,12 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const single
         p.lo = f ? phase[1].lo : phase[0].lo;
         p.hi = f ? phase[1].hi : phase[0].hi;
         if (f) {
-            take_h(hs, (const uint4 *)(words + n_logit), (n_word - n_logit) / 4);
+            take_rows(hs, (const uint4 *)(words + n_logit), (n_word - n_logit) / 4);
             __syncthreads();
             if (FRONT && blockIdx.x == 0) /* every block has h, so it has read the residual */
-                front_put(a.front, row, by, room);
-            if (blockIdx.x == 0 && threadIdx.x == 0) {
-                gpu_store_grid(a.turn + 1 + turn, (uint32_t)n_word);
-                gpu_store_grid(a.turn, 1 - turn);
-            }
+                front_put(a.front, row, by, room, choice);
+            if (blockIdx.x == 0 && threadIdx.x == 0)
+                exchange_pass(a.exchange, now, n_word);
         }
         run_phase(
             p, piece, f ? pieces >> PIECES_MAX << PIECES_MAX : pieces & ((1u << PIECES_MAX) - 1), ring, part,
@@ -209,16 +171,15 @@ bool moe_single_takes(const struct packed_moe *w, const struct gpu_limits *limit
 template <bool FRONT> static const char *start(single_params *a, const struct op_place *at)
 {
     const struct packed_moe *w = &a->w;
-    a->turn = at->barrier + OP_SINGLE;
-    a->words = at->barrier + OP_SINGLE_H;
+    a->exchange = {at->barrier + OP_SINGLE, at->barrier + OP_SINGLE_H, OP_SINGLE_WORDS};
     a->n_stage = stages(w, FRONT, at->limits);
     const size_t bytes = (size_t)(N_WARP * a->n_stage) * CHUNK_BYTES + room_bytes(w, FRONT);
     const int tiles = w->n_used * (w->inner / 8),
               grid = std::min(at->limits->n_sm, tiles); /* all have some */
     const char *why = gpu_why(gpu_allow_shared(single_kernel<FRONT>, bytes));
     return why ? why
-               : gpu_why(gpu_launch_together(single_kernel<FRONT>, (unsigned)grid, N_THREAD, bytes,
-                                             at->stream, *a));
+               : gpu_why(gpu_launch_meeting(at->alone, single_kernel<FRONT>, (unsigned)grid, N_THREAD, bytes,
+                                            at->stream, params<single_params>{*a}));
 }
 
 const char *moe_single_start(const struct packed_moe *w, const struct op_place *at)

@@ -6,11 +6,11 @@
 #include "kernels/cuda/plugin/internal.h"
 
 /* Words of `barrier`: what the experts' kernel meets at (of that one the top bit alternates), blocks of the
- * router that have ended, and what the experts' kernel for
- * one token has (moe_single.cu): whose turn it is, and two buffers of h. */
+ * router that have ended, and what the experts' kernel for one token exchanges (exchange.cuh): whose turn it
+ * is, and two buffers. */
 #define OP_MEET           0
 #define OP_ARRIVED_ROUTER 32
-#define OP_ARRIVED_SPREAD 33 /* two */
+#define OP_ARRIVED_SPREAD 33 /* sixteen */
 #define OP_SINGLE         64
 #define OP_SINGLE_H       128
 #define OP_SINGLE_WORDS   16384
@@ -26,6 +26,7 @@ struct op_place {
     cudaStream_t stream;
     const struct gpu_peers *peers; /* peers.h; NULL: there are none */
     struct lt *lt;                 /* cublaslt.h; NULL: it was not asked for */
+    bool alone;                    /* gpu_launch_meeting */
 };
 
 const char *embed_start(const struct cuda_op *op, const struct op_place *at);
@@ -57,8 +58,7 @@ bool moe_joined_takes(const struct cuda_op *op, int n_op, const struct packed_mo
                       const struct gpu_limits *limits);
 const char *moe_joined_start(const struct cuda_op *op, const struct packed_moe *w, const struct op_place *at);
 bool linear_single_takes(const struct packed_linear *w, const struct gpu_limits *limits);
-const char *linear_single_start(const struct packed_linear *w, const struct gpu_limits *limits,
-                                cudaStream_t stream);
+const char *linear_single_start(const struct packed_linear *w, const struct op_place *at);
 
 /* The real rows of an operator, in a kernel. */
 #define OP_COUNT(count, n_row) ((count) ? min(*(count), (n_row)) : (n_row))

@@ -17,11 +17,6 @@ size_t prefill_bytes(const struct packed_moe *m);
 const char *prefill_start(const struct packed_moe *m, void *scratch, const struct gpu_limits *limits,
                           cudaStream_t stream);
 
-/* The two products alone, for benches, after a prefill_start with the same arguments: which 0 gate and up, 1
- * down. */
-const char *prefill_product(const struct packed_moe *m, void *scratch, int which,
-                            const struct gpu_limits *limits, cudaStream_t stream);
-
 /* A dense product of more rows than the kernel for few takes; where x_is_new is false, x is that of the call
  * before with the same scratch. Compute capability 9.0. */
 bool prefill_linear_takes(const struct packed_linear *w, const struct gpu_limits *limits);

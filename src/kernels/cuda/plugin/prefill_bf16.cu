@@ -7,7 +7,7 @@
  * Filled before used: a phase of `full` has an arrival of each copying thread, which cp.async makes when all
  * of the thread's copies before it have been performed; the wait acquires them, and as cp.async writes in the
  * generic proxy and wgmma reads in the asynchronous one, each consumer fences between the two. Used before
- * filled again: as in prefill_gemm.cuh. */
+ * filled again: as in prefill_experts.cuh. */
 #include "kernels/cuda/plugin/dense.cuh"
 #include "kernels/cuda/plugin/prefill.cuh"
 #include "kernels/cuda/plugin/prefill_wgmma.cuh"

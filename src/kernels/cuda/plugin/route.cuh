@@ -160,12 +160,13 @@ static __device__ __forceinline__ uint32_t sort_key(float v)
     return v != v ? 1u : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-/* V experts a lane. top_k at most 32: lane i ends with choice i. logit: global or shared memory. */
+/* Scores of a lane's V experts, and keys by which they are chosen; 0 for those that do not exist. logit:
+ * global or shared memory. All lanes. */
 template <int V>
-static __device__ __forceinline__ void route_lanes(const cuda_router &a, int t, const float *logit, int lane)
+static __device__ __forceinline__ void route_scores(const cuda_router &a, const float *logit, int lane,
+                                                    float (&score)[V], uint32_t (&key)[V])
 {
-    float score[V], max = -INFINITY, sum = 0.0f;
-    uint32_t key[V];
+    float max = -INFINITY, sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < V; j++) {
         const int e = lane + 32 * j;
@@ -193,8 +194,35 @@ static __device__ __forceinline__ void route_lanes(const cuda_router &a, int t, 
         const int e = lane + 32 * j;
         key[j] = e < a.n_expert ? sort_key(a.bias ? score[j] + a.bias[e] : score[j]) : 0u;
     }
+}
+
+/* What the expert that lane i has chosen counts, from its score; lanes from top_k on have none. All lanes. */
+static __device__ __forceinline__ float route_weight(const cuda_router &a, float weight, int lane)
+{
+    if (a.softmax_topk) { /* the chosen logits, softened among themselves */
+        const float max = warp_max_nan(lane < a.top_k ? weight : -INFINITY);
+        weight = lane < a.top_k ? expf(weight - max) : 0.0f;
+        weight /= warp_sum(weight);
+    }
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < a.top_k; i++)
+        sum += __shfl_sync(ALL_LANES, weight, i);
+    if (a.normalize)
+        weight /= a.norm_add ? sum + a.norm_min : sum < a.norm_min ? a.norm_min : sum;
+    return weight * a.scaling;
+}
+
+/* V experts a lane. top_k at most 32: lane i ends with choice i. logit: global or shared memory. */
+template <int V>
+static __device__ __forceinline__ void route_lanes(const cuda_router &a, int t, const float *logit, int lane)
+{
+    float score[V];
+    uint32_t key[V];
+    route_scores<V>(a, logit, lane, score, key);
     int chosen = 0;
     float weight = 0.0f;
+#pragma unroll 1
     for (int i = 0; i < a.top_k; i++) {
         uint32_t best = 0;
         int at = 0;
@@ -215,20 +243,11 @@ static __device__ __forceinline__ void route_lanes(const cuda_router &a, int t, 
         chosen = lane == i ? e : chosen;
         weight = lane == i ? value : weight;
     }
-    if (a.softmax_topk) { /* the chosen logits, softened among themselves */
-        max = warp_max_nan(lane < a.top_k ? weight : -INFINITY);
-        weight = lane < a.top_k ? expf(weight - max) : 0.0f;
-        weight /= warp_sum(weight);
-    }
-    sum = 0.0f;
-    for (int i = 0; i < a.top_k; i++)
-        sum += __shfl_sync(ALL_LANES, weight, i);
-    if (a.normalize)
-        weight /= a.norm_add ? sum + a.norm_min : sum < a.norm_min ? a.norm_min : sum;
+    weight = route_weight(a, weight, lane);
     if (lane >= a.top_k)
         return;
     a.expert[(size_t)t * a.top_k + lane] = chosen;
-    a.weight[(size_t)t * a.top_k + lane] = weight * a.scaling;
+    a.weight[(size_t)t * a.top_k + lane] = weight;
     if (a.load)
         atomicAdd((unsigned long long *)&a.load[chosen], 1ull);
 }

@@ -9,7 +9,7 @@
 
 #define WARPS          4
 #define FEW            8   /* rows of the kernel for few */
-#define SPREAD         32  /* of the one between, at most  */
+#define SPREAD         256 /* of the one between, at most: sixteen blocks of rows */
 #define SPREAD_WARPS   16  /* there: they share out K, and take a row each */
 #define SPREAD_EXPERTS 16  /* of a block there */
 #define MANY_WARPS     8   /* of the one for many: they share out K */
@@ -291,6 +291,7 @@ static __global__ void __launch_bounds__(32 * SPREAD_WARPS, 1)
         route_nothing(a, t, lane);
 }
 static_assert(SPREAD_WARPS == MANY_ROWS, "a warp a row");
+static_assert(OP_ARRIVED_SPREAD + SPREAD / MANY_ROWS <= OP_SINGLE, "words that nothing else counts in");
 
 static bool spread_takes(const struct cuda_op *op)
 {

@@ -11,6 +11,22 @@
 
 #include "kernels/cuda/plugin/unit.cuh"
 
+/* ---- parameters ------------------------------------------------------------------------------------- */
+
+/* A kernel's parameters lie in memory for constants, whose lines are fetched when they are first looked at,
+ * one after the other: as many as a whole product takes. So each warp looks at one of them first. */
+#define PARAM_LINE 16 /* words */
+template <typename T> union params {
+    T a;
+    uint32_t word[sizeof(T) / 4];
+};
+/* room: a word of the warp's that nobody reads; what is not kept would not be fetched. */
+template <typename T>
+static __device__ __forceinline__ void params_fetch(const params<T> &p, volatile float *room, int warp)
+{
+    *room = __uint_as_float(p.word[min(warp * PARAM_LINE, (int)(sizeof(T) / 4) - 1)]);
+}
+
 /* ---- dealing work ---------------------------------------------------------------------------------- */
 
 #define N_PHASE    2
@@ -29,8 +45,8 @@ struct phase {
 /* Of `all` tiles. */
 static __device__ __forceinline__ void deal(struct phase &p, int all)
 {
-    p.lo = (int)((int64_t)all * blockIdx.x / gridDim.x);
-    p.hi = (int)((int64_t)all * (blockIdx.x + 1) / gridDim.x);
+    p.lo = (int)((unsigned)all * blockIdx.x / gridDim.x);
+    p.hi = (int)((unsigned)all * (blockIdx.x + 1) / gridDim.x);
 }
 
 static __device__ __forceinline__ int warp_first(const struct phase &p, int warp)
@@ -199,9 +215,14 @@ static __device__ __forceinline__ void run_phase(const struct phase &p, const st
         part[warp][0][lane] = sum.low, part[warp][1][lane] = sum.high;
     __syncthreads();
     if (tail && begun) { /* the first part of a tile: add the others in their order */
-#pragma unroll 1
-        for (int v = warp + 1; v < N_WARP && warp_first(p, v) < next_tile; v++)
-            if (warp_first(p, v + 1) > warp_first(p, v)) {
+        /* whose, worked out by all lanes at once: what one lane works out for one warp after the other takes
+         * longer than a tile's product */
+        const bool has = lane < N_WARP && lane > warp && warp_first(p, lane) < next_tile &&
+                         warp_first(p, lane + 1) > warp_first(p, lane);
+        const uint32_t those = __ballot_sync(ALL_LANES, has);
+#pragma unroll
+        for (int v = 1; v < N_WARP; v++)
+            if (those >> v & 1) {
                 sum.low += part[v][0][lane];
                 sum.high += part[v][1][lane];
             }

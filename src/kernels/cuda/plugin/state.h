@@ -14,6 +14,7 @@ struct cuda_gpu {
     cudaStream_t aside; /* for copies beside it */
     cudaStream_t side;  /* lanes.cu */
     std::vector<cudaEvent_t> lane_event;
+    bool alone; /* this process has the GPU for itself, and this is the first of its structures on it */
     int n_side; /* SMs of the side while both lanes are in use */
     uint32_t *barrier;
     void *scratch; /* of whichever operator runs */

@@ -1,18 +1,33 @@
-/* What the kernels over packed NVFP4 weights share: each warp streams its own part of the weights through its
- * own ring in shared memory, and multiplies them by rows of x with mma.m16n8k16, the weights being A.
+/* What the kernels for few rows over packed NVFP4 weights share: each warp streams its own part of the
+ * weights through its own ring in shared memory, and multiplies them by rows of x with mma.m16n8k16, the
+ * weights being A.
  *
  * The work of a launch is one or two phases; a phase is `n_pass` passes over matrices (an expert's, for at
- * most 8 * NT of its rows) of n_tile tiles each. A CTA takes one contiguous run of a phase's tiles, a segment
- * is what of it lies in one pass, and the units of a segment are dealt evenly to the warps, again in
- * contiguous runs. So all split points follow from the shapes and the grid, and sums over them are made in
- * their order: the same bits on every run. Only a tile that two or more warps of a CTA share is summed
- * through shared memory.
+ * most 8 * NT of its rows) of n_tile tiles each. A CTA takes one contiguous run of a phase's tiles, a round
+ * is what of it has its rows of x in shared memory at once (mostly all of it), and the units of a round are
+ * dealt evenly to the warps, again in contiguous runs. So all split points follow from the shapes and the
+ * grid, and sums over them are made in their order: the same bits on every run. Only a tile that two or more
+ * warps of a CTA share is summed through shared memory.
  *
- * Copies never wait for arithmetic: a warp's ring runs on into its next segment, and from gate and up into
- * down. */
+ * Copies never wait for arithmetic: a warp's ring runs on into its next round, and from gate and up into
+ * down. Within a round no warp waits for another. What a chunk needs besides its products is kept short, as
+ * instructions are what holds these kernels (docs/SPEED.md): a ring's stages are groups of cp.async, so that
+ * nothing has to be counted or named. */
 #pragma once
 
 #include "kernels/cuda/plugin/unit.cuh"
+
+#define BLOCK_UNITS 4 /* multiplied without a decision between them */
+
+/* The parts of dynamic shared memory, in this order: rings, rows of x, heads of tiles. */
+template <typename Ring> static inline size_t ring_bytes()
+{
+    return (size_t)(N_WARP * Ring::stages) * Ring::bytes;
+}
+static inline size_t head_bytes(int nt)
+{
+    return (size_t)N_WARP * 4 * (size_t)nt * 32 * sizeof(float);
+}
 
 /* ---- rows of x in shared memory -------------------------------------------------------------------- */
 
@@ -22,14 +37,31 @@ __host__ __device__ __forceinline__ uint32_t x_stride(int K)
     return 2u * (uint32_t)K + 16u;
 }
 
-/* Rows of K bf16 in the order the lanes read. All threads, each some eights of some rows; row_of(i) is row i
- * in memory. Past the L1: other CTAs write h. */
-template <typename Row> __device__ __forceinline__ void stage_rows(uint8_t *xs, int n_row, int K, Row row_of)
+/* Rows of K: eights load(r, at), so many of them asked for at once, which ready(v, r, at) finishes. All
+ * threads. */
+template <int TOGETHER, typename Load, typename Ready>
+__device__ __forceinline__ void stage_rows(uint8_t *xs, int n_row, int K, Load load, Ready ready)
 {
-    const int n = K / 8;
-    for (int i = threadIdx.x; i < n_row * n; i += N_THREAD) {
-        const int r = i / n, at = i % n;
-        stage_eight(xs + (uint32_t)r * x_stride(K), at, __ldcg((const uint4 *)row_of(r) + at));
+    const int each = K / 8, rows_on = N_THREAD / each, on = N_THREAD - rows_on * each;
+    int r = (int)threadIdx.x / each, at = (int)threadIdx.x - r * each;
+#pragma unroll 1
+    while (r < n_row) {
+        uint4 v[TOGETHER];
+        int row[TOGETHER], place[TOGETHER];
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            row[j] = r;
+            place[j] = at;
+            if (r < n_row)
+                v[j] = load(r, at);
+            at += on;
+            r += rows_on + (at >= each);
+            at -= at >= each ? each : 0;
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++)
+            if (row[j] < n_row)
+                stage_eight(xs + (uint32_t)row[j] * x_stride(K), place[j], ready(v[j], row[j], place[j]));
     }
 }
 
@@ -40,109 +72,160 @@ struct phase {
     int64_t matrix_bytes; /* of one expert */
     int n_tile, n_unit;   /* tiles of a matrix, units of a tile */
     int lo, hi;           /* this CTA's, of n_pass * n_tile tiles */
+    int room;             /* rows of x that fit */
 };
 
-struct segment {
-    int pass, first, n; /* tiles first to first + n - 1 of the pass's matrix */
-};
+/* A matrix of n_row x K, with so many bytes for rows of x. */
+static inline struct phase phase_of(const uint8_t *weight, int n_row, int K, size_t x_bytes)
+{
+    const int n_tile = (n_row + 15) / 16, n_unit = K / 64;
+    return {weight,
+            (int64_t)n_tile * n_unit * CUDA_UNIT_BYTES,
+            n_tile,
+            n_unit,
+            0,
+            0,
+            (int)(x_bytes / x_stride(K))};
+}
 
 __device__ __forceinline__ void deal(struct phase *p, int n_pass)
 {
-    const int64_t all = (int64_t)n_pass * p->n_tile;
-    p->lo = (int)(all * blockIdx.x / gridDim.x);
-    p->hi = (int)(all * (blockIdx.x + 1) / gridDim.x);
+    const int all = n_pass * p->n_tile, grid = (int)gridDim.x, block = (int)blockIdx.x;
+    const int each = all / grid, more = all - each * grid;
+    p->lo = each * block + more * block / grid;
+    p->hi = each * (block + 1) + more * (block + 1) / grid;
 }
 
-__device__ __forceinline__ struct segment segment_at(const struct phase *p, int at)
+/* Where the round ends that begins at tile `lo` of all, lo < p->hi. passes.rows_before(pass): of all passes.
+ */
+template <typename Passes>
+__device__ __forceinline__ int round_end(const struct phase *p, const Passes &passes, int lo)
 {
-    struct segment s;
-    s.pass = at / p->n_tile;
-    s.first = at - s.pass * p->n_tile;
-    s.n = min(p->n_tile - s.first, p->hi - at);
-    return s;
+    const int pass = lo / p->n_tile, before = passes.rows_before(pass);
+    int end = (pass + 1) * p->n_tile;
+#pragma unroll 1
+    for (int next = pass + 1; end < p->hi && passes.rows_before(next + 1) - before <= p->room; next++)
+        end += p->n_tile;
+    return min(end, p->hi);
 }
 
-/* Units of the segment before warp w's. */
-__device__ __forceinline__ int warp_units(const struct phase *p, const struct segment *s, int w)
+/* Units of a round of n tiles before warp w's: whole blocks where tiles are, or whole pairs. */
+__device__ __forceinline__ int warp_units(const struct phase *p, int n, int w)
 {
-    return s->n * p->n_unit * w / N_WARP;
+    const int at = (int)((unsigned)(n * p->n_unit * w) / N_WARP);
+    return w == N_WARP ? at : at & ~(p->n_unit % BLOCK_UNITS == 0 ? BLOCK_UNITS - 1 : p->n_unit % 2 == 0);
 }
 
 /* ---- a warp's ring --------------------------------------------------------------------------------- */
 
-struct ring {
-    uint8_t *data;    /* [n_stage][CHUNK_BYTES], this warp's */
-    uint32_t barrier; /* [n_stage], shared address           */
-    int n_stage;
-    int put, taken; /* stages of the next chunk to ask for and to use */
-    int ahead;      /* chunks asked for and not used        */
-    uint32_t parity;
+/* A chunk, or the n_unit units that there are of it, by all lanes, as one group. Weights are read once: they
+ * should not push x out of the L2. `to` and `from` are the lane's own. */
+#ifdef __CUDACC__
+__device__ __forceinline__ void copy_16_once(shared_at to, const uint8_t *from, int at)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to + at),
+                 "l"(from + at), "l"(policy)
+                 : "memory");
+}
+#else
+static inline void copy_16_once(shared_at to, const uint8_t *from, int at)
+{
+    memcpy(to + at, from + at, 16);
+}
+#endif
+
+template <int UNITS>
+__device__ __forceinline__ void copy_chunk(shared_at to, const uint8_t *from, int n_unit, int lane)
+{
+    const int bytes = UNITS * CUDA_UNIT_BYTES;
+    if (n_unit >= UNITS) {
+#pragma unroll
+        for (int i = 0; i < bytes / 512; i++)
+            copy_16_once(to, from, 512 * i);
+        if (bytes % 512 && lane < bytes % 512 / 16)
+            copy_16_once(to, from, bytes / 512 * 512);
+        return;
+    }
+#pragma unroll 1
+    for (int at = 0; at + 16 * lane < n_unit * CUDA_UNIT_BYTES; at += 512)
+        copy_16_once(to, from, at);
+}
+
+/* STAGES chunks of UNITS units, each a group of copies; a group may be empty. A stage is asked for again as
+ * soon as it has been used, so one number says where the next chunk is and where it goes. */
+template <int UNITS, int STAGES> struct ring {
+    static constexpr int units = UNITS, stages = STAGES, bytes = UNITS * CUDA_UNIT_BYTES;
+    uint8_t *data; /* [stages][bytes], this warp's */
+    int stage;     /* bytes before the present one */
     /* What is to be asked for: */
-    const struct phase *phase;
-    int n_phase, at; /* tiles of phase[0] asked for */
-    const uint8_t *from;
-    int left;                 /* units of the present segment */
-    const int16_t *expert_of; /* [pass] in shared memory; NULL: one matrix */
+    const uint8_t *from; /* this lane's */
+    int left;            /* units of the present run */
+    int phase;           /* of the round */
+    int lo, hi;          /* tiles of the round */
+    int at, end;         /* units of the round that are not in the present run */
 };
 
-/* The next segment that has units for this warp. False: none. */
-__device__ __forceinline__ bool ring_next(struct ring *r, int warp)
+/* The next run of units: up to the end of the pass or of the warp's part of the round. False: none. */
+template <typename Ring, typename Passes>
+__device__ __forceinline__ bool ring_next(Ring &r, const struct phase *phase, int n_phase,
+                                          const Passes &passes, int warp, int lane)
 {
-    while (r->left == 0) {
-        if (r->n_phase == 0)
-            return false;
-        const struct phase *p = r->phase;
-        if (r->at >= p->hi) {
-            r->phase++;
-            if (--r->n_phase > 0)
-                r->at = r->phase->lo;
+#pragma unroll 1
+    while (r.at >= r.end) {
+        if (r.hi >= phase[r.phase].hi) {
+            if (r.phase + 1 >= n_phase)
+                return false;
+            r.phase++;
+            r.hi = phase[r.phase].lo;
             continue;
         }
-        const struct segment s = segment_at(p, r->at);
-        const int lo = warp_units(p, &s, warp), hi = warp_units(p, &s, warp + 1);
-        const int64_t matrix = r->expert_of ? r->expert_of[s.pass] : 0;
-        r->from =
-            p->weight + matrix * p->matrix_bytes + ((int64_t)s.first * p->n_unit + lo) * CUDA_UNIT_BYTES;
-        r->left = hi - lo;
-        r->at += s.n;
+        r.lo = r.hi;
+        r.hi = round_end(&phase[r.phase], passes, r.lo);
+        r.at = warp_units(&phase[r.phase], r.hi - r.lo, warp);
+        r.end = warp_units(&phase[r.phase], r.hi - r.lo, warp + 1);
     }
+    const struct phase *p = &phase[r.phase];
+    const int tile = r.lo + r.at / p->n_unit, pass = tile / p->n_tile;
+    const int pass_end = ((pass + 1) * p->n_tile - r.lo) * p->n_unit;
+    r.left = min(r.end, pass_end) - r.at;
+    r.from = p->weight + passes.matrix(pass) * p->matrix_bytes +
+             (int64_t)(r.at + (r.lo - pass * p->n_tile) * p->n_unit) * CUDA_UNIT_BYTES + 16 * lane;
+    r.at += r.left;
     return true;
 }
 
-__device__ __forceinline__ void ring_fill(struct ring *r, int warp, int lane)
+/* Ask for a chunk, or for nothing, into the present stage, and go on to the next. All lanes. */
+template <typename Ring, typename Passes>
+__device__ __forceinline__ void ring_ask(Ring &r, const struct phase *phase, int n_phase,
+                                         const Passes &passes, int warp, int lane)
 {
-    while (r->ahead < r->n_stage && ring_next(r, warp)) {
-        const int n = min(CHUNK_UNITS, r->left);
-        copy_weights(shared_address(r->data + r->put * CHUNK_BYTES), r->from, n * CUDA_UNIT_BYTES,
-                     r->barrier + 8u * r->put, lane);
-        r->from += n * CUDA_UNIT_BYTES;
-        r->left -= n;
-        r->put = r->put + 1 == r->n_stage ? 0 : r->put + 1;
-        r->ahead++;
+    if (r.left > 0 || ring_next(r, phase, n_phase, passes, warp, lane)) {
+        copy_chunk<Ring::units>(shared_address(r.data + r.stage + 16 * lane), r.from, r.left, lane);
+        r.from += Ring::bytes;
+        r.left = max(0, r.left - Ring::units);
     }
+    copies_end();
+    r.stage = r.stage == (Ring::stages - 1) * Ring::bytes ? 0 : r.stage + Ring::bytes;
 }
 
-__device__ __forceinline__ const uint8_t *ring_take(struct ring *r)
+template <typename Ring, typename Passes>
+__device__ __forceinline__ Ring ring_make(uint8_t *memory, const struct phase *phase, int n_phase,
+                                          const Passes &passes, int warp, int lane)
 {
-    barrier_wait(r->barrier + 8u * r->taken, r->parity);
-    return r->data + r->taken * CHUNK_BYTES;
+    Ring r = {};
+    r.data = memory + warp * Ring::stages * Ring::bytes;
+    r.hi = phase[0].lo;
+#pragma unroll 1
+    for (int i = 0; i < Ring::stages; i++)
+        ring_ask(r, phase, n_phase, passes, warp, lane);
+    return r;
 }
 
-/* All lanes have read the chunk: its place may be written. */
-__device__ __forceinline__ void ring_drop(struct ring *r, int warp, int lane)
-{
-    __syncwarp();
-    if (++r->taken == r->n_stage) {
-        r->taken = 0;
-        r->parity ^= 1;
-    }
-    r->ahead--;
-    ring_fill(r, warp, lane);
-}
+/* ---- one round ------------------------------------------------------------------------------------- */
 
-/* ---- one segment ----------------------------------------------------------------------------------- */
-
-template <int NT> __device__ __forceinline__ void clear(float c[NT][4])
+template <int NT> __device__ __forceinline__ void clear(float (&c)[NT][4])
 {
 #pragma unroll
     for (int t = 0; t < NT; t++)
@@ -150,7 +233,7 @@ template <int NT> __device__ __forceinline__ void clear(float c[NT][4])
 }
 
 /* c += d, and d = 0 */
-template <int NT> __device__ __forceinline__ void add(float c[NT][4], float d[NT][4])
+template <int NT> __device__ __forceinline__ void add(float (&c)[NT][4], float (&d)[NT][4])
 {
 #pragma unroll
     for (int i = 0; i < 4 * NT; i++)
@@ -158,67 +241,86 @@ template <int NT> __device__ __forceinline__ void add(float c[NT][4], float d[NT
     clear<NT>(d);
 }
 
-/* Multiply the segment's tiles by the staged rows and hand each finished tile to done(tile, c). c[t]: rows g
- * and g + 8 of columns 8t + 2q and one more: c[0] c[1] row g, c[2] c[3] row g + 8. head: [N_WARP][NT *
- * 4][32]. Begins after the staging and ends with a barrier behind it: xs may then be written. */
-template <int NT, typename Done>
-__device__ __forceinline__ void run_segment(const struct phase *p, const struct segment *s, struct ring *ring,
-                                            const uint8_t *xs, uint32_t stride, float *head, int warp,
-                                            int lane, Done done)
+/* Multiply the tiles lo to hi of phase `f` by the staged rows and hand each finished tile to done(pass, tile,
+ * c). c[t]: rows g and g + 8 of columns 8t + 2q and one more: c[0] c[1] row g, c[2] c[3] row g + 8.
+ * x_of(pass): what this lane's rows, 8 and more apart, are in shared memory. head: [N_WARP][NT * 4][32].
+ * Begins after the staging and ends with a barrier behind the products: xs may then be written. All threads.
+ */
+template <int NT, typename Ring, typename Passes, typename Row, typename Done>
+__device__ __forceinline__ void run_round(const struct phase *phase, int n_phase, int f, int lo, int hi,
+                                          Ring &ring, const Passes &passes, float *head, int warp, int lane,
+                                          Row x_of, Done done)
 {
-    const int S = p->n_unit, lo = warp_units(p, s, warp), hi = warp_units(p, s, warp + 1);
-    const uint8_t *x = xs + (uint32_t)(lane >> 2) * stride + (uint32_t)(lane & 3) * 32u;
+    const struct phase *p = &phase[f];
+    const int S = p->n_unit, n_tile = p->n_tile, end = warp_units(p, hi - lo, warp + 1);
+    const uint32_t x_step = 8u * x_stride(64 * S);
+    const int first = warp_units(p, hi - lo, warp);
+    int at = first, tile = lo + first / S, rest = S - (first - (tile - lo) * S), pass = 0;
+    bool whole = rest == S;   /* this warp has the present tile from its first unit on */
     float c[NT][4], d[NT][4]; /* two sums: products of one wait for each other */
-    int tile = lo / S, k = lo - tile * S;
-    bool whole = k == 0; /* this warp has the present tile from its first unit on */
+    float *own_head = head + warp * 4 * NT * 32 + lane;
     clear<NT>(c);
     clear<NT>(d);
-    auto flush = [&] {
-        add<NT>(c, d);
-        if (whole)
-            done(s->first + tile, c);
-        else
-            for (int j = 0; j < 4 * NT; j++)
-                head[(warp * 4 * NT + j) * 32 + lane] = c[j / 4][j % 4];
-        clear<NT>(c);
-        whole = true;
-        tile++;
-        k = 0;
-    };
-    for (int u = lo; u < hi;) {
-        const int n = min(CHUNK_UNITS, hi - u);
-        const uint8_t *unit = ring_take(ring);
-        if (n == CHUNK_UNITS &&
-            k + CHUNK_UNITS <= S) { /* the usual case, with nothing to decide between units */
+#pragma unroll 1
+    while (at < end) { /* a run */
+        pass = tile / n_tile;
+        const int run_end = min(end, ((pass + 1) * n_tile - lo) * S);
+        const uint8_t *row = x_of(pass) + (uint32_t)(lane & 3) * 32u, *x = row + 128 * (S - rest);
+#pragma unroll 1
+        for (; at < run_end; at += Ring::units) {
+            copies_wait<Ring::stages - 1>();
+            __syncwarp();
+            const uint8_t *unit = ring.data + ring.stage;
+            int left = min(Ring::units, run_end - at);
+#pragma unroll 1
+            do {
+                const int most = min(left, rest), n = most >= BLOCK_UNITS ? BLOCK_UNITS : most >= 2 ? 2 : 1;
+                if (n == BLOCK_UNITS) {
 #pragma unroll
-            for (int i = 0; i < CHUNK_UNITS; i++)
-                multiply_unit<NT>(i % 2 ? d : c, unit + i * CUDA_UNIT_BYTES, x + 128 * (k + i), 8 * stride,
-                                  lane);
-            k += CHUNK_UNITS;
-            if (k == S)
-                flush();
-        } else {
-            for (int i = 0; i < n; i++, unit += CUDA_UNIT_BYTES) {
-                multiply_unit<NT>(c, unit, x + 128 * k, 8 * stride, lane);
-                if (++k == S)
-                    flush();
-            }
+                    for (int i = 0; i < BLOCK_UNITS; i++)
+                        multiply_unit<NT>(i % 2 ? d : c, unit + i * CUDA_UNIT_BYTES, x + 128 * i, x_step,
+                                          lane);
+                } else {
+                    multiply_unit<NT>(c, unit, x, x_step, lane);
+                    if (n == 2)
+                        multiply_unit<NT>(d, unit + CUDA_UNIT_BYTES, x + 128, x_step, lane);
+                }
+                unit += n * CUDA_UNIT_BYTES;
+                x += 128 * n;
+                left -= n;
+                rest -= n;
+                if (rest > 0)
+                    continue;
+                add<NT>(c, d);
+                if (whole)
+                    done(pass, tile - pass * n_tile, c);
+                else
+                    for (int j = 0; j < 4 * NT; j++)
+                        own_head[j * 32] = c[j / 4][j % 4];
+                clear<NT>(c);
+                whole = true;
+                tile++;
+                rest = S;
+                x = row;
+            } while (left > 0);
+            __syncwarp(); /* all lanes have read the chunk: its place may be written */
+            ring_ask(ring, phase, n_phase, passes, warp, lane);
         }
-        u += n;
-        ring_drop(ring, warp, lane);
+        at = run_end;
     }
-    const bool tail = hi > lo && k > 0;
+    const bool tail = end > first && rest < S;
     add<NT>(c, d);
     if (tail && !whole) /* neither end of the tile: it counts as a head */
         for (int j = 0; j < 4 * NT; j++)
-            head[(warp * 4 * NT + j) * 32 + lane] = c[j / 4][j % 4];
+            own_head[j * 32] = c[j / 4][j % 4];
     __syncthreads();
     if (tail && whole) { /* the first part of a tile: add the others in their order */
-        const int end = (tile + 1) * S;
-        for (int v = warp + 1; v < N_WARP && warp_units(p, s, v) < end; v++)
-            if (warp_units(p, s, v + 1) > warp_units(p, s, v))
+        const int tile_end = (tile + 1 - lo) * S;
+#pragma unroll 1
+        for (int v = warp + 1; v < N_WARP && warp_units(p, hi - lo, v) < tile_end; v++)
+            if (warp_units(p, hi - lo, v + 1) > warp_units(p, hi - lo, v))
                 for (int j = 0; j < 4 * NT; j++)
                     c[j / 4][j % 4] += head[(v * 4 * NT + j) * 32 + lane];
-        done(s->first + tile, c);
+        done(pass, tile - pass * n_tile, c);
     }
 }

@@ -15,19 +15,25 @@ static struct packed_moe moe_of(const struct cuda_op *op)
             m->out,     op->n_row, m->n_used,     m->n_expert, m->hidden,     m->inner, m->each};
 }
 
-/* More than one call of the kernel for few rows takes. */
+/* Not for the kernel for few rows. That one has eight rows of an expert at a time: beyond 32 tokens it is the
+ * faster as long as few experts have more. */
 static bool is_prefill(const struct packed_moe *w)
 {
+    const int64_t pairs = (int64_t)w->n_row * w->n_used;
+    if (!w->each && w->n_row <= 2 * CUDA_ROWS_MAX && pairs <= MOE_SLOTS_MAX &&
+        pairs <= 6 * (int64_t)w->n_expert)
+        return false;
     return cuda_moe_is_for_many(w->n_row, w->n_used);
 }
 
 /* Of the kernel for few rows, at the beginning of the scratch. */
 static size_t place_moe(const struct packed_moe *w, void *base, struct moe_scratch *s)
 {
-    const size_t h = gpu_align((size_t)CUDA_SLOTS_MAX * w->inner * sizeof(uint16_t));
+    const size_t n_slot = (size_t)w->n_row * (size_t)w->n_used;
+    const size_t h = gpu_align(n_slot * (size_t)w->inner * sizeof(uint16_t));
     s->h = (uint16_t *)base;
     s->y = (float *)((uint8_t *)base + h);
-    return h + gpu_align((size_t)CUDA_SLOTS_MAX * w->hidden * sizeof(float));
+    return h + gpu_align(n_slot * (size_t)w->hidden * sizeof(float));
 }
 
 static bool scratch_of(struct cuda_gpu *g, const struct cuda_op *op, size_t *bytes)
@@ -115,7 +121,7 @@ static bool check_op(struct cuda_gpu *g, const struct cuda_op *op)
         return true;
     /* memory that nobody looks at: a place for the scratch's parts to be counted from */
     uint8_t *scratch = (uint8_t *)g->barrier;
-    const struct op_place at = {&g->limits, scratch, g->barrier, g->stream, g->peers, g->lt};
+    const struct op_place at = {&g->limits, scratch, g->barrier, g->stream, g->peers, g->lt, false};
     gpu_only_check = true;
     const char *why = op_table[op->kind](op, &at);
     gpu_only_check = false;
@@ -146,7 +152,8 @@ bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu
         return false;
     if (bytes > g->scratch_bytes)
         return gpu_fail(g, "run", "more scratch memory than was reserved");
-    const struct op_place at = {limits, (uint8_t *)g->scratch, g->barrier, stream, g->peers, g->lt};
+    const bool alone = g->alone && limits->n_sm == g->limits.n_sm; /* else the side has the other SMs */
+    const struct op_place at = {limits, (uint8_t *)g->scratch, g->barrier, stream, g->peers, g->lt, alone};
     const char *why = op_table[op->kind](op, &at);
     return !why || gpu_fail(g, "launch", why);
 }
@@ -156,7 +163,8 @@ int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *op, int n_op)
     if (n_op < 3 || op[2].kind != CUDA_OP_MOE)
         return 0;
     const struct packed_moe w = moe_of(&op[2]);
-    const struct op_place at = {&g->limits, (uint8_t *)g->scratch, g->barrier, g->stream, g->peers, g->lt};
+    const struct op_place at = {&g->limits, (uint8_t *)g->scratch, g->barrier, g->stream, g->peers, g->lt,
+                                g->alone};
     if (!moe_joined_takes(op, n_op, &w, at.limits))
         return 0;
     const char *why = moe_joined_start(op, &w, &at);

@@ -1,5 +1,7 @@
-/* Plain versions of the kernels over packed weights, for the emulator: those use bulk copies and wgmma. The
- * same entry points, the same meaning, rows read through the packed layout. */
+/* Plain versions of the kernels for few rows over packed weights, for the emulator: the same entry points,
+ * the same meaning, rows read through the packed layout. A row's sums have one order here, whatever else is
+ * in the batch, so that tests of whole models can compare bits; those of linear.cu and moe.cu depend on how a
+ * launch's work is shared out. */
 #include "kernels/cuda/cuda_layout.h"
 #include "kernels/cuda/plugin/internal.h"
 #include "kernels/cuda/plugin/prefill.cuh"
@@ -70,32 +72,6 @@ bool linear_takes(const struct packed_linear *w, const struct gpu_limits *)
     return w->K <= 8192;
 }
 
-bool prefill_linear_takes(const struct packed_linear *, const struct gpu_limits *)
-{
-    return true;
-}
-
-bool prefill_bf16_takes(const struct dense *, const struct gpu_limits *)
-{
-    return false; /* dense_tile.cu does */
-}
-
-const char *prefill_bf16_start(const struct dense *, const struct op_place *)
-{
-    return "no wgmma here";
-}
-
-size_t prefill_linear_bytes(int, int)
-{
-    return 256;
-}
-
-const char *prefill_linear_start(const struct packed_linear *w, bool, void *, const struct gpu_limits *,
-                                 cudaStream_t stream)
-{
-    return any_rows(w, stream);
-}
-
 /* ---- experts --------------------------------------------------------------------------------------- */
 
 /* Where row i of gate, or of up, lies in a pair. */
@@ -121,7 +97,7 @@ static void up_kernel(const packed_moe w, uint16_t *h)
     h[(size_t)slot * w.inner + i] = float_bf16(gate / (1.0f + expf(-gate)) * up);
 }
 
-static void down_kernel(const packed_moe w, const uint16_t *h, bool many)
+static void down_kernel(const packed_moe w, const uint16_t *h)
 {
     const int o = (int)(blockIdx.x * THREADS + threadIdx.x), t = (int)blockIdx.y;
     if (o >= w.hidden)
@@ -134,12 +110,8 @@ static void down_kernel(const packed_moe w, const uint16_t *h, bool many)
         const uint8_t *down = w.down + (size_t)e * matrix_bytes(w.hidden, w.inner);
         float y = dot(down, (size_t)o, h + (size_t)slot * w.inner, w.inner) * w.down_scale[e];
         const size_t at = (size_t)slot * w.hidden + o;
-        if (many)
-            y = bf16_float(float_bf16(y));
         if (!w.each)
             sum = fmaf(w.weight[slot], y, sum);
-        else if (many)
-            ((uint16_t *)w.each)[at] = float_bf16(y);
         else
             ((float *)w.each)[at] = y;
     }
@@ -147,44 +119,20 @@ static void down_kernel(const packed_moe w, const uint16_t *h, bool many)
         w.out[(size_t)t * w.hidden + o] = sum;
 }
 
-/* The kernels for many rows round each product, as on a GPU. */
-static const char *experts(const struct packed_moe *w, uint16_t *h, bool many, cudaStream_t stream)
+static const char *experts(const struct packed_moe *w, uint16_t *h, cudaStream_t stream)
 {
     const dim3 up((unsigned)(w->inner + THREADS - 1) / THREADS, (unsigned)(w->n_row * w->n_used));
     const dim3 down((unsigned)(w->hidden + THREADS - 1) / THREADS, (unsigned)w->n_row);
     const char *why = gpu_why(gpu_launch(up_kernel, up, THREADS, 0, stream, *w, h));
-    return why ? why : gpu_why(gpu_launch(down_kernel, down, THREADS, 0, stream, *w, h, many));
-}
-
-const char *prefill_check(const struct packed_moe *m)
-{
-    if (m->n_row < 1 || m->n_used < 1 || m->n_row > 65535 / m->n_used)
-        return "moe: the emulator takes at most 65535 pairs of a token and an expert";
-    if (m->n_expert < 1 || m->n_expert > CUDA_EXPERTS_MAX)
-        return "moe: number of experts not in 1 to 512";
-    if (m->hidden < 64 || m->inner < 64 || m->hidden % 64 || m->inner % 64)
-        return "moe: hidden or inner size not a multiple of 64";
-    return nullptr;
+    return why ? why : gpu_why(gpu_launch(down_kernel, down, THREADS, 0, stream, *w, h));
 }
 
 const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
                       const struct gpu_limits *, cudaStream_t stream)
 {
-    if (w->n_row < 1 || w->n_row > CUDA_ROWS_MAX || w->n_used < 1 || w->n_used > CUDA_SLOTS_MAX ||
-        w->n_row * w->n_used > CUDA_SLOTS_MAX)
-        return "moe: expected 1 to 32 tokens and at most 256 pairs of a token and an expert";
+    if (w->n_row < 1 || w->n_row > MOE_SLOTS_MAX || w->n_used < 1 || w->n_used > MOE_SLOTS_MAX ||
+        w->n_row * w->n_used > MOE_SLOTS_MAX)
+        return "moe: expected at least one token and at most 512 pairs of a token and an expert";
     const char *why = prefill_check(w);
-    return why ? why : experts(w, scratch->h, false, stream);
-}
-
-size_t prefill_bytes(const struct packed_moe *m)
-{
-    return (size_t)m->n_row * (size_t)m->n_used * (size_t)m->inner * sizeof(uint16_t);
-}
-
-const char *prefill_start(const struct packed_moe *m, void *scratch, const struct gpu_limits *,
-                          cudaStream_t stream)
-{
-    const char *why = prefill_check(m);
-    return why ? why : experts(m, (uint16_t *)scratch, true, stream);
+    return why ? why : experts(w, scratch->h, stream);
 }

@@ -1,0 +1,79 @@
+/* Residual addition and norm of one row by every block of a launch for itself: what it multiplies is in its
+ * shared memory then. n is a multiple of 4. */
+#pragma once
+
+#include "kernels/cuda/plugin/norm.cuh"
+#include "kernels/cuda/plugin/unit.cuh"
+
+/* Four elements of a row of x as bf16, to where the lanes read them (stage_eight). */
+static __device__ __forceinline__ void stage_four(uint8_t *row, int i, float4 y)
+{
+    const int quarter = i / 4;
+    *(uint2 *)(row + quarter / 16 * 128 + quarter % 4 * 32 + quarter % 16 / 4 * 8) =
+        make_uint2(float_bf16_pair(y.x, y.y), float_bf16_pair(y.z, y.w));
+}
+
+static __device__ __forceinline__ float4 row_y(const float *row, int i, float by, float4 w)
+{
+    const float4 v = *(const float4 *)(row + i);
+    return make_float4(v.x * by * w.x, v.y * by * w.y, v.z * by * w.z, v.w * by * w.w);
+}
+
+/* The new residual to `row`; returns the factor of the norm: the bits of norm.cu, whose threads are twice as
+ * many where rows are long. All threads; `room` is 32 floats of shared memory. */
+static __device__ __forceinline__ float row_norm(const cuda_add_norm &a, float *row, float *room)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll 1
+    for (int i = 4 * threadIdx.x, odd = 0; i < a.n; i += 4 * N_THREAD, odd ^= 1) {
+        float4 v = __ldcg((const float4 *)(a.residual + i));
+        if (a.delta[1])
+            v = norm_add(v, norm_add(__ldcg((const float4 *)(a.delta[1] + i)),
+                                     __ldcg((const float4 *)(a.delta[0] + i))));
+        else if (a.delta[0])
+            v = norm_add(v, __ldcg((const float4 *)(a.delta[0] + i)));
+        const float one = norm_keep(row, i, v, odd ? sum[1] : sum[0]);
+        sum[0] = odd ? sum[0] : one;
+        sum[1] = odd ? one : sum[1];
+    }
+    const int n = a.n > 4 * N_THREAD ? 2 * N_WARP : N_WARP;
+    sum[0] = warp_sum(sum[0]);
+    if (n > N_WARP)
+        sum[1] = warp_sum(sum[1]);
+    if (lane == 0) {
+        room[warp] = sum[0];
+        room[N_WARP + warp] = sum[1];
+    }
+    __syncthreads();
+    float all = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < n; i++)
+        all += room[i];
+    return 1.0f / sqrtf(all / (float)a.n + a.eps);
+}
+
+/* Its bf16 to xs. first_weight: this thread's first four. */
+static __device__ __forceinline__ void row_stage(const cuda_add_norm &a, const float *row, float by,
+                                                 float4 first_weight, uint8_t *xs)
+{
+    const int mine = 4 * threadIdx.x;
+#pragma unroll 1
+    for (int i = mine; i < a.n; i += 4 * N_THREAD)
+        stage_four(xs, i, row_y(row, i, by, i == mine ? first_weight : norm_four<true>(a.weight, i, a.n)));
+}
+
+/* By one block: what the operator leaves behind. All threads. */
+static __device__ __forceinline__ void row_put(const cuda_add_norm &a, const float *row, float by)
+{
+#pragma unroll 1
+    for (int i = 4 * threadIdx.x; i < a.n; i += 4 * N_THREAD) {
+        const float4 y = row_y(row, i, by, norm_four<true>(a.weight, i, a.n));
+        if (a.delta[0])
+            *(float4 *)(a.residual + i) = *(const float4 *)(row + i);
+        if (a.y_float)
+            *(float4 *)(a.y_float + i) = y;
+        if (a.y)
+            *(uint2 *)(a.y + i) = make_uint2(float_bf16_pair(y.x, y.y), float_bf16_pair(y.z, y.w));
+    }
+}

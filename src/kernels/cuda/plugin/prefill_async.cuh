@@ -1,0 +1,418 @@
+/* The instructions of the prefill kernels that gpu.h does not have: barriers that count arrivals, copies
+ * that they count, products of a warpgroup, for nvcc and for the emulator (emulate/wgmma.cc) alike. Shared
+ * memory goes by addresses of 32 bits. */
+#pragma once
+
+#include "kernels/cuda/cuda_layout.h"
+#include "kernels/cuda/plugin/gpu.h"
+
+/* wgmma is Hopper's alone; the host's pass compiles what it does not run. */
+#if GPU_IS_EMULATED || defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+#define PREFILL_CAN_RUN 1
+#else
+#define PREFILL_CAN_RUN 0
+#endif
+
+#ifdef __CUDACC__
+#include <cuda.h>
+
+#include "kernels/cuda/plugin/prefill_wgmma.cuh"
+
+__device__ __forceinline__ uint32_t shared_offset(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ __forceinline__ void bell_make(uint32_t bell, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bell), "r"(arrivals) : "memory");
+}
+/* After the last bell_make, before the barrier that shows them to the others.
+ */
+__device__ __forceinline__ void bells_made()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void bell_ring(uint32_t bell)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bell) : "memory");
+}
+__device__ __forceinline__ void bell_wait(uint32_t bell, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], "
+                 "%1;\n@!done bra again;\n}" ::"r"(bell),
+                 "r"(parity)
+                 : "memory");
+}
+/* Only where it is said so. */
+__device__ __forceinline__ void bell_wait_if(uint32_t bell, uint32_t parity, bool yes)
+{
+    asm volatile("{\n.reg .pred done, no;\nsetp.eq.u32 no, %2, 0;\n@no bra over;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra "
+                 "again;\nover:\n}" ::"r"(bell),
+                 "r"(parity), "r"((uint32_t)yes)
+                 : "memory");
+}
+/* An arrival, and the phase lasts until so many bytes of bulk copies are there.
+ */
+__device__ __forceinline__ void bell_expect(uint32_t bell, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bell), "r"(bytes) : "memory");
+}
+/* Several arrivals at once. */
+__device__ __forceinline__ void bell_ring_for(uint32_t bell, uint32_t n)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bell), "r"(n) : "memory");
+}
+/* Whether bell_wait would return at once. */
+__device__ __forceinline__ bool bell_has_rung(uint32_t bell, uint32_t parity)
+{
+    uint32_t yes;
+    asm volatile("{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 "
+                 "done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(yes)
+                 : "r"(bell), "r"(parity)
+                 : "memory");
+    return yes;
+}
+/* An arrival when all of this thread's copy_in_16 before it have been performed. */
+__device__ __forceinline__ void bell_ring_copied(uint32_t bell)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bell) : "memory");
+}
+
+/* A run into the L2, some time. */
+__device__ __forceinline__ void prefetch_run(const void *p, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
+/* 16 bytes to shared memory, later, in the generic proxy. */
+__device__ __forceinline__ void copy_in_16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+/* This thread's copies so far are a group; all but its last N groups have been performed. */
+template <int N> __device__ __forceinline__ void copies_in_wait()
+{
+    asm volatile("cp.async.commit_group;\ncp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ void copies_in_end()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+/* Packed matrices as a table of unit rows, of which boxes are copied. */
+struct weight_boxes {
+    CUtensorMap map;
+};
+/* `rows` unit rows from `row` on, of each the unit `k`, to shared memory, later, in the asynchronous
+ * proxy. */
+__device__ __forceinline__ void copy_in_box(uint32_t to, const weight_boxes &w, int k, int row, uint32_t bell)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::"
+                 "complete_tx::bytes [%0], [%1, {%2, "
+                 "%3}], [%4];" ::"r"(to),
+                 "l"(&w.map), "r"(k * (CUDA_UNIT_BYTES / 4)), "r"(row), "r"(bell)
+                 : "memory");
+}
+/* The same of what is not read again soon: it leaves the L2 before other things do. */
+__device__ __forceinline__ void copy_in_box_once(uint32_t to, const weight_boxes &w, int k, int row,
+                                                 uint32_t bell)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&w.map), "r"(k * (CUDA_UNIT_BYTES / 4)), "r"(row), "r"(bell), "l"(policy)
+        : "memory");
+}
+/* Boxes will be copied soon. */
+__device__ __forceinline__ void boxes_soon(const weight_boxes &w)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&w.map) : "memory");
+}
+/* A run to shared memory, later, in the asynchronous proxy. */
+__device__ __forceinline__ void copy_in_run(uint32_t to, const void *from, uint32_t bytes, uint32_t bell)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
+                 "bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bell)
+                 : "memory");
+}
+/* A run from shared memory, later. This thread waits until what it copied has been read, or written. */
+__device__ __forceinline__ void copy_out_run(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], "
+                 "%2;\ncp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void copies_out_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void copies_out_written()
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+/* What this thread wrote to shared memory, or saw written, is there for wgmma and bulk copies. */
+__device__ __forceinline__ void shared_for_async()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+/* The same of global memory, both ways. */
+__device__ __forceinline__ void global_for_async()
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+/* One more, after all that this thread wrote or saw written. */
+__device__ __forceinline__ void count_up(uint32_t *p)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+__device__ __forceinline__ uint32_t count_seen(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+/* 1 / v for v of 1 and more, as __frcp_rn has it but where that is subnormal.
+ */
+__device__ __forceinline__ float reciprocal(float v)
+{
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return v < 0x1p126f ? fmaf(r, -fmaf(v, r, -1.0f), r) : 0.0f;
+}
+
+/* All threads of `n` groups of 128 in a row, of which this is group `group`. */
+__device__ __forceinline__ void groups_sync(int group, int n)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(group / n + 1), "r"(128 * n) : "memory");
+}
+
+__device__ __forceinline__ void load_shared(uint32_t (&v)[4], uint32_t at)
+{
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(at));
+}
+__device__ __forceinline__ void load_shared(uint32_t (&v)[2], uint32_t at)
+{
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(at));
+}
+__device__ __forceinline__ void load_shared(uint32_t (&v)[1], uint32_t at)
+{
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v[0]) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t at, uint32_t v)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+}
+/* Four matrices of 8 x 8, transposed: lane l names row l % 8 of matrix l / 8.
+ */
+__device__ __forceinline__ void store_transposed(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, "
+                 "%3, %4};" ::"r"(at),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+template <int N> __device__ __forceinline__ void registers_fewer()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void registers_more()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+/* What follows from it is computed where it stands, not before a loop and kept: registers are short. */
+template <typename T> __device__ __forceinline__ void keep_in_loop(T *&p)
+{
+    asm volatile("" : "+l"(p));
+}
+__device__ __forceinline__ void keep_in_loop(uint32_t &v)
+{
+    asm volatile("" : "+r"(v));
+}
+/* Volatile: what follows from it is not kept in registers over a loop. */
+__device__ __forceinline__ int thread_anew()
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+__device__ __forceinline__ void products_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+/* The products begin; of the groups of them so begun, all but the last are waited for. */
+__device__ __forceinline__ void products_begin()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
+__device__ __forceinline__ void products_end()
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+/* Not before here, says this to the compiler. */
+template <int N> __device__ __forceinline__ void products_there(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
+#else
+uint8_t *shared_pointer(uint32_t at, size_t bytes);
+void bell_make(uint32_t bell, uint32_t arrivals);
+void bell_ring(uint32_t bell);
+void bell_wait(uint32_t bell, uint32_t parity);
+void groups_sync(int group, int n);
+void store_transposed(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
+void wgmma_registers(float *d, int n, bool half, const uint32_t *a, uint64_t b, int keep);
+
+static inline uint32_t shared_offset(const void *p)
+{
+    return (uint32_t)((const uint8_t *)p - simt::dynamic_shared());
+}
+static inline void prefetch_run(const void *, uint32_t)
+{
+}
+static inline void bell_wait_if(uint32_t bell, uint32_t parity, bool yes)
+{
+    if (yes)
+        bell_wait(bell, parity);
+}
+static inline void bells_made()
+{
+}
+void bell_expect(uint32_t bell, uint32_t bytes);
+void bell_copied(uint32_t bell, uint32_t bytes);
+static inline void bell_ring_for(uint32_t bell, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        bell_ring(bell);
+}
+bool bell_has_rung(uint32_t bell, uint32_t parity);
+static inline void bell_ring_copied(uint32_t bell)
+{
+    bell_ring(bell);
+}
+struct weight_boxes {
+    const uint8_t *weight;
+    size_t row_bytes, n_row;
+    int box;
+};
+static inline void copy_in_box(uint32_t to, const weight_boxes &w, int k, int row, uint32_t bell)
+{
+    for (int i = 0; i < w.box; i++)
+        if ((size_t)(row + i) < w.n_row)
+            std::memcpy(shared_pointer(to + (uint32_t)i * CUDA_UNIT_BYTES, CUDA_UNIT_BYTES),
+                        w.weight + (size_t)(row + i) * w.row_bytes + (size_t)k * CUDA_UNIT_BYTES,
+                        CUDA_UNIT_BYTES);
+        else
+            std::memset(shared_pointer(to + (uint32_t)i * CUDA_UNIT_BYTES, CUDA_UNIT_BYTES), 0,
+                        CUDA_UNIT_BYTES);
+    bell_copied(bell, (uint32_t)w.box * CUDA_UNIT_BYTES);
+}
+static inline void copy_in_box_once(uint32_t to, const weight_boxes &w, int k, int row, uint32_t bell)
+{
+    copy_in_box(to, w, k, row, bell);
+}
+static inline void boxes_soon(const weight_boxes &)
+{
+}
+template <int N> static inline void copies_in_wait()
+{
+}
+static inline void copy_in_16(uint32_t to, const void *from)
+{
+    std::memcpy(shared_pointer(to, 16), from, 16);
+}
+static inline void copies_in_end()
+{
+}
+static inline void copy_in_run(uint32_t to, const void *from, uint32_t bytes, uint32_t bell)
+{
+    std::memcpy(shared_pointer(to, bytes), from, bytes);
+    bell_copied(bell, bytes);
+}
+static inline void copy_out_run(void *to, uint32_t from, uint32_t bytes)
+{
+    std::memcpy(to, shared_pointer(from, bytes), bytes);
+}
+static inline void copies_out_read()
+{
+}
+static inline void copies_out_written()
+{
+}
+static inline void shared_for_async()
+{
+}
+static inline void global_for_async()
+{
+}
+static inline float reciprocal(float v)
+{
+    return 1.0f / v;
+}
+static inline void count_up(uint32_t *p)
+{
+    ++*p;
+}
+static inline uint32_t count_seen(const uint32_t *p)
+{
+    return *p;
+}
+template <int N> static inline void load_shared(uint32_t (&v)[N], uint32_t at)
+{
+    std::memcpy(v, shared_pointer(at, sizeof(v)), sizeof(v));
+}
+static inline void store_shared(uint32_t at, uint32_t v)
+{
+    std::memcpy(shared_pointer(at, 4), &v, 4);
+}
+template <int N> static inline void registers_fewer()
+{
+}
+template <int N> static inline void registers_more()
+{
+}
+template <typename T> static inline void keep_in_loop(T &)
+{
+}
+static inline int thread_anew()
+{
+    return (int)threadIdx.x;
+}
+static inline void products_fence()
+{
+}
+static inline void products_begin()
+{
+}
+static inline void products_end()
+{
+}
+template <int N> static inline void products_there(float (&)[N])
+{
+}
+template <int N> struct wgmma {
+    static void run(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int keep)
+    {
+        wgmma_registers(d, N, false, a, b, keep);
+    }
+};
+#endif
+
+/* Of a panel (rows of 128 bytes, swizzled, at a multiple of 1024) as wgmma's B, from its first 16 columns
+ * on; 16 more are 2 more. */
+__device__ __forceinline__ uint64_t panel_rows(uint32_t at)
+{
+    return (uint64_t)1 << 62 | (uint64_t)64 << 32 | (uint64_t)1 << 16 | (at & 0x3ffff) >> 4;
+}

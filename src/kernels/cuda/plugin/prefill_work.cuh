@@ -1,0 +1,54 @@
+/* What the kernel of many tokens' experts is told, its forms, and what a piece of its work is. */
+#ifndef NYB_KERNELS_CUDA_PREFILL_WORK_CUH
+#define NYB_KERNELS_CUDA_PREFILL_WORK_CUH
+
+#include "kernels/cuda/plugin/prefill_multiply.cuh"
+
+#define PREFILL_PIECES 4 /* that a block's warps may be apart */
+
+/* One of the two products. */
+struct prefill_phase {
+    weight_boxes weight;      /* [n_expert] packed */
+    int n_unit, n_k, n_panel; /* units of W's rows, K / 64, panels of its output */
+};
+
+struct prefill_experts {
+    struct prefill_phase gate_up, down;
+    const float *gate_scale, *up_scale, *down_scale; /* [n_expert] */
+    const uint16_t *x;                               /* [token][hidden], each 16 in the order of panels */
+    const int *source;                               /* [row]: its token */
+    uint16_t *h, *y;                                 /* panels [width / 64][capacity] */
+    const struct prefill_tile *tile;
+    const int *n_tile;
+    uint32_t *ticket; /* pieces taken, 0 before */
+    uint32_t *ready;  /* [tile]: buffers of h that are there, 0 before */
+    int hidden;
+    size_t capacity;
+};
+
+enum { PIECE_GATE_UP, PIECE_DOWN, PIECE_NONE };
+
+/* Some rows of W by a tile of tokens, in shared memory. */
+struct alignas(16) prefill_piece {
+    int expert, row, n, tile;
+    int kind, m; /* m: times UNITS of W's rows */
+    float scale, scale_2;
+};
+
+/* A form with what the experts' kernel has in shared memory besides the ring: buffers of a panel, the
+ * pieces, and bells: full and empty of each stage, and of each piece. */
+template <typename BASE> struct prefill_experts_form : BASE {
+    static constexpr bool ONCE = BASE::BLOCKS > 1; /* few tokens: most experts have one tile */
+    static constexpr int BUFFERS = BASE::GROUPS;
+    static constexpr int BUFFER_AT = BASE::STAGES * BASE::STAGE_BYTES;
+    static constexpr int PIECES_AT = BUFFER_AT + BUFFERS * BASE::PANEL_BYTES;
+    static constexpr int UNCOUNTED_AT = PIECES_AT + PREFILL_PIECES * (int)sizeof(prefill_piece);
+    static constexpr int BELLS_AT = UNCOUNTED_AT + 4 * 4; /* a word a group */
+    static constexpr int BELLS = 2 * BASE::STAGES + 2 * PREFILL_PIECES;
+    static constexpr int SMEM = 1024 + BELLS_AT + 8 * BELLS;
+    static_assert(BASE::DEPTH == 1 && BASE::M % 2 == 0,
+                  "sums over all of k; two blocks of rows are a panel of h");
+    static_assert(BASE::BLOCKS * (SMEM + 1024) <= 228 * 1024, "shared memory of an SM");
+};
+
+#endif

@@ -1,13 +1,16 @@
 #include "base/arena.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/err.h"
 #include "base/mem.h"
 
 #define ALIGN 64
+#define HUGE  ((size_t)2 << 20) /* a page of the large kind */
 
 struct arena_chunk {
     struct arena_chunk *next;
@@ -20,11 +23,18 @@ void arena_init(struct arena *a, size_t chunk_bytes)
     *a = (struct arena){.chunk_bytes = chunk_bytes < 4096 ? 4096 : chunk_bytes};
 }
 
+/* Of several large pages it is made of such, where the kernel has them: activations are written a line here
+ * and a line there. */
 static void push_chunk(struct arena *a, size_t cap)
 {
-    struct arena_chunk *c = aligned_alloc(ALIGN, sizeof(*c) + cap);
+    bool large = cap >= 2 * HUGE;
+    size_t unit = large ? HUGE : ALIGN, bytes = (sizeof(struct arena_chunk) + cap + unit - 1) / unit * unit;
+    struct arena_chunk *c = aligned_alloc(unit, bytes);
     if (!c)
         mem_grow(NULL, SIZE_MAX, 2); /* dies with the usual message */
+    if (large)
+        madvise(c, bytes, MADV_HUGEPAGE); /* best effort */
+    cap = bytes - sizeof(*c);
     c->next = a->head;
     c->cap = cap;
     c->used = 0;

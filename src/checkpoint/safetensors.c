@@ -118,7 +118,11 @@ static enum nyb_code check_layout(const struct parse *p, struct safetensors *st)
     uint64_t end = p->data_start;
     const char *before = NULL;
 
-    qsort(st->tensor, (size_t)st->n_tensor, sizeof *st->tensor, by_offset);
+    bool sorted = true; /* as most files are */
+    for (int i = 1; i < st->n_tensor; i++)
+        sorted &= by_offset(&st->tensor[i - 1], &st->tensor[i]) < 0;
+    if (!sorted)
+        qsort(st->tensor, (size_t)st->n_tensor, sizeof *st->tensor, by_offset);
     for (int i = 0; i < st->n_tensor; i++) {
         const struct ckpt_tensor *t = &st->tensor[i];
         if (t->offset < end)

@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "engine/nucleus.h"
 #include "engine/rng.h"
+#include "engine/sampler_spread.h"
 
 struct candidate {
     float x; /* logit, or weight exp((x - max) / temperature) */
@@ -212,11 +213,12 @@ static int32_t sample_top_k(const struct sampler *s, const struct draw *d, const
 
 /* The smallest set of the weights x (vocab) that holds `target` of the total, and one draw from it. */
 static int32_t sample_nucleus(const struct sampler *s, const float *x, double total, double target, double u,
-                              struct scratch *c)
+                              struct scratch *c, struct pool *pool)
 {
+    const struct sampler_spread spread = {s->ops, pool};
     struct choice from = {.w = x, .n = s->vocab, .sum = c->sum, .n_eq_block = c->n_eq};
     from.cut = nucleus_cut(s->ops, x, s->vocab, total, target, c->band);
-    s->ops->split(x, s->vocab, from.cut, c->sum, c->n_eq);
+    sampler_spread_split(&spread, x, s->vocab, from.cut, c->sum, c->n_eq);
     double mass = 0;
     int n_eq = 0;
     for (int b = 0; b < sampler_blocks(s->vocab); b++) {
@@ -229,15 +231,17 @@ static int32_t sample_nucleus(const struct sampler *s, const float *x, double to
     return draw_from_row(&from, u * (mass + from.n_eq * (double)from.cut));
 }
 
-static int32_t sample_whole(const struct sampler *s, const struct draw *d, float *x, struct scratch *c)
+static int32_t sample_whole(const struct sampler *s, const struct draw *d, float *x, struct scratch *c,
+                            struct pool *pool)
 {
+    const struct sampler_spread spread = {s->ops, pool};
     int at;
-    float max = s->ops->max(x, s->vocab, &at);
+    float max = sampler_spread_max(&spread, x, s->vocab, &at);
     if (!isfinite(max))
         return -1;
-    double total = s->ops->weigh(x, s->vocab, max, d->scale, d->min_p, x, c->sum);
+    double total = sampler_spread_weigh(&spread, x, s->vocab, max, d->scale, d->min_p, x, c->sum);
     if (d->top_p < 1)
-        return sample_nucleus(s, x, total, total * (double)d->top_p, d->uniform, c);
+        return sample_nucleus(s, x, total, total * (double)d->top_p, d->uniform, c, pool);
     return draw_from_row(&(struct choice){.w = x, .n = s->vocab, .sum = c->sum}, d->uniform * total);
 }
 
@@ -307,13 +311,15 @@ static void change_logits(const struct sampler_ops *ops, const struct sampler_in
         apply_penalties(in->p, in->history, x);
 }
 
-static int32_t choose(const struct sampler *s, const struct draw *d, float *x, struct scratch *c)
+static int32_t choose(const struct sampler *s, const struct draw *d, float *x, struct scratch *c,
+                      struct pool *pool)
 {
     if (d->scale == 0) {
+        const struct sampler_spread spread = {s->ops, pool};
         int at;
-        return isfinite(s->ops->max(x, s->vocab, &at)) ? at : -1;
+        return isfinite(sampler_spread_max(&spread, x, s->vocab, &at)) ? at : -1;
     }
-    return d->top_k > 0 ? sample_top_k(s, d, x, c) : sample_whole(s, d, x, c);
+    return d->top_k > 0 ? sample_top_k(s, d, x, c) : sample_whole(s, d, x, c, pool);
 }
 
 static struct draw draw_of(const struct params *p, int n_out)
@@ -349,7 +355,7 @@ bool sampler_draw(const struct sampler_input *in, int most_top_k, struct draw *o
 int32_t sampler_choose(struct sampler *s, int worker, const struct draw *d, float *logits)
 {
     ASSERT(worker >= 0 && worker < s->n_worker);
-    return choose(s, d, logits, &s->scratch[worker]);
+    return choose(s, d, logits, &s->scratch[worker], NULL);
 }
 
 bool sampler_logprobs(struct sampler *s, int worker, const float *logits, int32_t token, int n,
@@ -387,7 +393,7 @@ int32_t sampler_row(struct sampler *s, int worker, const struct sampler_input *i
     int32_t token = params_forced_token(p, in->out, in->n_out);
     if (token < 0) {
         const struct draw d = draw_of(p, in->n_out);
-        token = choose(s, &d, x, c);
+        token = choose(s, &d, x, c, in->pool);
     }
     if (token >= 0 && p->n_logprob >= 0 &&
         !sampler_logprobs(s, worker, in->logits, token, p->n_logprob, logprob))

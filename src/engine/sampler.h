@@ -14,6 +14,7 @@
 #define NYB_ENGINE_SAMPLER_H
 
 #include "base/cpu.h"
+#include "base/pool.h"
 #include "engine/constraint.h"
 #include "engine/history.h"
 #include "engine/params.h"
@@ -35,6 +36,7 @@ struct sampler_input {
     int n_out;
     float *logits;                 /* (vocab) overwritten */
     struct constraint *constraint; /* NULL: none */
+    struct pool *pool;             /* NULL, or threads that have nothing else to do: passes are shared out */
 };
 
 /* Whether these parameters need a history. */

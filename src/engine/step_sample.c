@@ -1,5 +1,8 @@
 #include "engine/step_sample.h"
 
+#define FEW_ROWS 4     /* threads a row from which on they share out its passes, not the rows */
+#define LONG_ROW 32768 /* logits that are worth it */
+
 static float *logits_row(struct step *s, int out)
 {
     return s->logits + (size_t)out * (size_t)s->runner.vocab;
@@ -60,19 +63,25 @@ void step_sample_plan(struct step *s)
     }
 }
 
-/* A pool item: a row of logits, to score a token of a prompt or to sample the next one. */
-static void sample_item(void *arg, int at, int worker)
+/* A row of logits, to score a token of a prompt or to sample the next one; by this thread, or with a pool's
+ * help. */
+static void sample_row(struct step *s, int at, int worker, struct pool *help)
 {
-    struct step *s = arg;
     int out = s->todo[at], item = s->out_owner[out];
     const struct sched_row *row = &s->sched.row[item];
     if (out - row->out_first < row->n_score) {
         score(s, item, row, out - row->out_first, worker);
         return;
     }
-    const struct sampler_input in = input_of(s, row, out);
+    struct sampler_input in = input_of(s, row, out);
+    in.pool = help;
     int32_t token = sampler_row(s->sampler, worker, &in, step_sample_logprob(s, item));
     s->sampled[item] = token >= 0 ? token : -2;
+}
+
+static void sample_item(void *arg, int at, int worker)
+{
+    sample_row(arg, at, worker, NULL);
 }
 
 void step_sample_run(struct step *s, int n_out)
@@ -80,11 +89,13 @@ void step_sample_run(struct step *s, int n_out)
     for (int i = 0; i < n_out && s->n_draw > 0; i++)
         if (s->draw[i].wanted)
             s->sampled[s->out_owner[i]] = s->drawn[i] >= 0 ? s->drawn[i] : -2;
-    if (s->runner.pool && s->n_todo > 0)
-        pool_run(s->runner.pool, s->n_todo, sample_item, s);
+    struct pool *pool = s->runner.pool;
+    bool few = pool && s->n_todo * FEW_ROWS <= pool_size(pool) && s->runner.vocab >= LONG_ROW;
+    if (pool && !few)
+        pool_run(pool, s->n_todo, sample_item, s);
     else
         for (int i = 0; i < s->n_todo; i++)
-            sample_item(s, i, 0);
+            sample_row(s, i, 0, few ? pool : NULL);
     for (int i = 0; i < s->sched.n_row; i++)
         if (atomic_load_explicit(&s->unscorable[i], memory_order_relaxed))
             s->sampled[i] = -2;

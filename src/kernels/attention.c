@@ -6,6 +6,11 @@
 /* Partial results of a call never take more than this: beyond it workers walk whole tiles. */
 #define PART_BYTES_MAX ((size_t)64 << 20)
 
+/* Four floats of a row, in a register of every x86-64. */
+typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+#define FOURS(x, i)    (((four *)(void *)(x))[i])
+#define OF_FOURS(x, i) (((const four *)(const void *)(x))[i])
+
 /* One tile, as a number would name it. */
 struct tile_ref {
     int seq, tok, n_tok;        /* tokens [tok, tok + n_tok) of the batch  */
@@ -20,7 +25,7 @@ struct run {
     struct tile_ref *tile; /* (n_tile)                                            */
     int n_tile, n_part;
     int walk;                /* splits of one item, walked in a row, where tiles are cut */
-    size_t pad, part_floats; /* floats of one part: ROWS * (2 + pad)               */
+    size_t pad, part_floats; /* floats of one part: rows * (2 + pad)               */
     float *part;             /* where tiles are cut: (n_part) parts                */
     float *fold;             /* where they are not: (workers, 2) parts             */
     uint8_t *work;           /* (workers, work_bytes)                              */
@@ -32,9 +37,10 @@ static int split_count(int n_key)
     return (n_key + ATTENTION_SPLIT - 1) / ATTENTION_SPLIT;
 }
 
-static struct attention_part part_at(float *base)
+static struct attention_part part_at(const struct run *r, float *base)
 {
-    return (struct attention_part){base, base + ATTENTION_ROWS, base + 2 * (size_t)ATTENTION_ROWS};
+    size_t rows = (size_t)r->kernel->rows;
+    return (struct attention_part){base, base + rows, base + 2 * rows};
 }
 
 static struct attention_tile tile_open(const struct run *r, const struct tile_ref *ref)
@@ -78,8 +84,8 @@ static void part_fold(const struct run *r, int n_row, struct attention_part *sum
         float old = exp2f(sum->m[row] - m), new = exp2f(part->m[row] - m);
         float *acc = sum->acc + (size_t)row * r->pad;
         const float *add = part->acc + (size_t)row * r->pad;
-        for (size_t i = 0; i < r->pad; i++)
-            acc[i] = acc[i] * old + add[i] * new;
+        for (size_t i = 0; i < r->pad / 4; i++)
+            FOURS(acc, i) = FOURS(acc, i) * old + OF_FOURS(add, i) * new;
         sum->l[row] = sum->l[row] * old + part->l[row] * new;
         sum->m[row] = m;
     }
@@ -93,8 +99,8 @@ static void part_write(const struct run *r, const struct tile_ref *ref, const st
         float *y = r->a->y + (tok * (size_t)r->a->n_head + head) * d;
         const float *acc = sum->acc + (size_t)row * r->pad;
         float inverse = 1.0f / sum->l[row];
-        for (size_t i = 0; i < d; i++)
-            y[i] = acc[i] * inverse;
+        for (size_t i = 0; i < d / 4; i++)
+            FOURS(y, i) = OF_FOURS(acc, i) * inverse;
     }
 }
 
@@ -104,7 +110,7 @@ static void run_tile(void *arg, int item, int worker)
     const struct run *r = arg;
     const struct tile_ref *ref = &r->tile[item];
     float *base = r->fold + (size_t)worker * 2 * r->part_floats;
-    struct attention_part sum = part_at(base), part = part_at(base + r->part_floats);
+    struct attention_part sum = part_at(r, base), part = part_at(r, base + r->part_floats);
     int last = split_count(ref->n_key);
     part_compute(r, ref, 0, 0, last, worker, &sum);
     for (int s = 1; s < last; s++) {
@@ -130,7 +136,7 @@ static void run_walk(void *arg, int item, int worker)
     int first = (item - ref->first_item) * r->walk, last = split_count(ref->n_key);
     last = last - first < r->walk ? last : first + r->walk;
     for (int s = first; s < last; s++) {
-        struct attention_part part = part_at(r->part + (size_t)(ref->first_part + s) * r->part_floats);
+        struct attention_part part = part_at(r, r->part + (size_t)(ref->first_part + s) * r->part_floats);
         part_compute(r, ref, s, first, last, worker, &part);
     }
 }
@@ -141,9 +147,9 @@ static void run_fold(void *arg, int item, int worker)
     const struct run *r = arg;
     const struct tile_ref *ref = &r->tile[item];
     float *base = r->part + (size_t)ref->first_part * r->part_floats;
-    struct attention_part sum = part_at(base);
+    struct attention_part sum = part_at(r, base);
     for (int s = 1; s < split_count(ref->n_key); s++) {
-        struct attention_part part = part_at(base + (size_t)s * r->part_floats);
+        struct attention_part part = part_at(r, base + (size_t)s * r->part_floats);
         part_fold(r, ref->n_tok * ref->n_head, &sum, &part);
     }
     part_write(r, ref, &sum);
@@ -161,12 +167,12 @@ static int last_key(const struct batch *b, int tok, int n_tok)
 
 /* List the tiles; with tile NULL only count them. Long sequences' last tokens come first, so that the
  * longest items are drawn first. */
-static int list_tiles(const struct attention_args *a, struct tile_ref *tile)
+static int list_tiles(const struct attention_args *a, int rows, struct tile_ref *tile)
 {
     const struct batch *b = a->batch;
     int group = a->n_head / a->kv->n_kv_head, n = 0, part = 0;
     int heads = group < ATTENTION_HEADS ? group : ATTENTION_HEADS;
-    int toks = ATTENTION_ROWS / heads;
+    int toks = rows / heads;
     for (int s = 0; s < b->n_seq; s++) {
         int begin = b->seq_start[s], n_tok = b->seq_start[s + 1] - begin;
         for (int chunk = (n_tok + toks - 1) / toks - 1; chunk >= 0; chunk--) {
@@ -212,14 +218,14 @@ void attention_run(struct pool *pool, struct arena *scratch, const struct attent
     ASSERT(a->kv->n_kv_head > 0 && a->n_head % a->kv->n_kv_head == 0);
     ASSERT(a->kv->head_dim % KV_HEAD_DIM_STEP == 0 && a->kv->head_dim <= KV_HEAD_DIM_MAX);
     struct run r = {.a = a, .kernel = kernel, .pad = (size_t)kv_pad(a->kv->type, a->kv->head_dim)};
-    r.n_tile = list_tiles(a, NULL);
+    r.n_tile = list_tiles(a, kernel->rows, NULL);
     if (r.n_tile == 0)
         return;
     size_t workers = (size_t)pool_size(pool);
     r.tile = arena_alloc(scratch, (size_t)r.n_tile, sizeof(*r.tile));
-    list_tiles(a, r.tile);
+    list_tiles(a, kernel->rows, r.tile);
     r.n_part = r.tile[r.n_tile - 1].first_part + split_count(r.tile[r.n_tile - 1].n_key);
-    r.part_floats = ATTENTION_ROWS * (2 + r.pad);
+    r.part_floats = (size_t)kernel->rows * (2 + r.pad);
     r.work_bytes = (kernel->work_bytes(a->kv) + 63) & ~(size_t)63;
     r.work = arena_alloc(scratch, workers, r.work_bytes);
 

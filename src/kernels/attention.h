@@ -15,7 +15,7 @@
 
 #define ATTENTION_SPLIT 512 /* keys of a partial result                                          */
 #define ATTENTION_STEP  64  /* keys of one softmax step in a split: 4 cache blocks               */
-#define ATTENTION_ROWS  32  /* (token, head) rows that share the loads of K and V at most         */
+#define ATTENTION_ROWS  32  /* (token, head) rows that share the loads of K and V: vector kernels */
 #define ATTENTION_HEADS 16  /* of those, heads of one token                                       */
 
 /* Rows of one sequence that read the same KV head: row r is token r / n_head, head r % n_head. */
@@ -34,14 +34,15 @@ struct attention_tile {
 /* One split's result for the rows of a tile; rows that see no key of it are left with m = -inf, l = 0, acc =
  * 0. */
 struct attention_part {
-    float *m, *l; /* (ATTENTION_ROWS)      */
-    float *acc;   /* (ATTENTION_ROWS, pad) */
+    float *m, *l; /* (rows of the kernel)      */
+    float *acc;   /* (rows of the kernel, pad) */
 };
 
 struct attention_kernel {
     size_t (*work_bytes)(const struct kv_layer *kv); /* private memory of one worker */
     /* Keys [begin, end): begin is a multiple of ATTENTION_SPLIT. Key p is seen by tokens with pos >= p. */
     void (*split)(const struct attention_tile *t, int begin, int end, void *work, struct attention_part *out);
+    int rows; /* of a tile at most, no fewer than ATTENTION_HEADS */
 };
 
 void attention_run(struct pool *pool, struct arena *scratch, const struct attention_args *a,

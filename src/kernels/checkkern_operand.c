@@ -86,7 +86,8 @@ bool checkkern_prepare(const struct checkkern_env *env, struct checkkern_report 
             int col = at % op.k_pad, q_col = (col & ~7) + order[col & 7], row = at / op.k_pad;
             float v = col < k ? x[row * k + col] : 0.0f, q_v = q_col < k ? x[row * k + q_col] : 0.0f;
             checkkern_case(r, op.bf16[at] == bf16_from_float(v), "k=%d: bf16[%d,%d]", k, row, col);
-            checkkern_case(r, op.f32[at] == bf16_to_float(op.bf16[at]), "k=%d: f32[%d,%d]", k, row, col);
+            if (op.f32)
+                checkkern_case(r, op.f32[at] == bf16_to_float(op.bf16[at]), "k=%d: f32[%d,%d]", k, row, col);
             double step = checkkern_int8_step(&op, row, at % op.k_pad), q = op.i8[at] * step;
             checkkern_case(r, checkkern_near(r, q, (double)q_v, 0.5001 * step + 1e-30),
                            "k=%d: i8[%d,%d] = %g for %g", k, row, col, q, (double)q_v);

@@ -235,7 +235,10 @@ static void bench_attention(const struct checkkern_env *env, struct checkkern_be
              round_q ? ", q rounded," : "", n_tok > 1 ? "prefill 512" : "decode", n_key, seconds * 1e6);
     double bytes = 2.0 * (double)kv_block_bytes(type, KV_HEADS, HEAD_DIM) * n_block;
     bool f32 = type == KV_F32 || env->level < CPU_AVX512; /* which has products of bf16 */
-    checkkern_add(out, name, seconds, bytes, 2 * product, f32 ? CHECKKERN_F32 : CHECKKERN_BF16);
+    checkkern_add(out, name, seconds, bytes, 2 * product,
+                  f32                     ? CHECKKERN_F32
+                  : env->level >= CPU_AMX ? CHECKKERN_TILE
+                                          : CHECKKERN_BF16);
 }
 
 static void bench_type(const struct checkkern_env *env, struct checkkern_bench *out, enum kv_type type)

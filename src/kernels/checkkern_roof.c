@@ -1,16 +1,22 @@
 /* The roofline of this machine, measured with the same threads and in the same run as the kernels. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "base/clock.h"
+#include "base/sysmem.h"
+#include "base/topology.h"
 #include "kernels/checkkern.h"
 #include "kernels/checkkern_peak.h"
 
-#define STREAM_BYTES ((size_t)256 << 20)
+#define STREAM_BYTES ((size_t)256 << 20) /* at least; more where the last cache is larger */
+#define STREAM_MOST  ((size_t)2 << 30)
+#define STREAM_CACHE 8  /* last caches, so that little of what is read next is still there */
+#define STREAM_SHARE 16 /* of the memory that is free: no more is taken */
 #define PIECE_BYTES  ((size_t)128 << 10)
-#define SLICES       16 /* timed one by one: the best of many goes undisturbed */
-#define TRIES        7
+#define SLICES       16 /* of STREAM_BYTES timed one by one: the best of many goes undisturbed */
+#define TRIES        7  /* of all slices of STREAM_BYTES; three of more */
 #define PEAK_TRIES   30 /* short ones: on a busy machine all threads seldom run for long */
 
 struct stream {
@@ -42,27 +48,50 @@ static void read_piece(void *arg, int item, int worker)
     s->sink[item] = s->fn(s->data + (size_t)item * n, n);
 }
 
+/* Whole slices of whole pieces. */
+static size_t stream_bytes(struct pool *pool)
+{
+    size_t bytes = STREAM_CACHE * topology_last_cache(pool_topology(pool)), unit = SLICES * PIECE_BYTES;
+    uint64_t spare = sysmem_available() / STREAM_SHARE;
+    bytes = bytes > STREAM_MOST ? STREAM_MOST : bytes;
+    bytes = bytes > spare ? (size_t)spare : bytes;
+    return bytes < STREAM_BYTES ? STREAM_BYTES : bytes / unit * unit;
+}
+
+static void touch_piece(void *arg, int item, int worker)
+{
+    (void)worker;
+    memset((uint8_t *)arg + (size_t)item * PIECE_BYTES, 1, PIECE_BYTES);
+}
+
 double checkkern_read_bandwidth(struct pool *pool)
 {
-    int n_piece = (int)(STREAM_BYTES / PIECE_BYTES);
-    void *data = mmap(NULL, STREAM_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    size_t bytes = stream_bytes(pool);
+    int n_piece = (int)(bytes / PIECE_BYTES), tries = bytes > STREAM_BYTES ? 3 : TRIES;
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
         return 0.0;
-    madvise(data, STREAM_BYTES, MADV_HUGEPAGE); /* best effort, as for weights */
-    memset(data, 1, STREAM_BYTES);
+    madvise(data, bytes, MADV_HUGEPAGE); /* best effort, as for weights */
+    pool_run(pool, n_piece, touch_piece, data);
     struct stream s = {.fn = cpu_detect() >= CPU_AVX2 ? checkkern_read_avx2 : checkkern_read_scalar,
                        .data = data,
                        .sink = calloc((size_t)n_piece, sizeof(uint64_t))};
     double best = 0.0;
-    for (int i = 0; s.sink && i < TRIES * SLICES; i++) {
-        s.first = i % SLICES * (n_piece / SLICES);
-        uint64_t start = clock_ns();
-        pool_run(pool, n_piece / SLICES, read_piece, &s);
-        double rate = (double)(STREAM_BYTES / SLICES) / (double)(clock_ns() - start);
-        best = rate > best ? rate : best;
+    for (int i = 0; s.sink && i < tries; i++) {
+        uint64_t whole = 0;
+        for (int slice = 0; slice < SLICES; slice++) {
+            s.first = slice * (n_piece / SLICES);
+            uint64_t start = clock_ns();
+            pool_run(pool, n_piece / SLICES, read_piece, &s);
+            uint64_t ns = clock_ns() - start;
+            whole += ns;
+            if (bytes == STREAM_BYTES)
+                best = fmax(best, (double)(bytes / SLICES) / (double)ns);
+        }
+        best = fmax(best, (double)bytes / (double)whole); /* of a large cache some slices are still there */
     }
     free(s.sink);
-    munmap(data, STREAM_BYTES);
+    munmap(data, bytes);
     return best;
 }
 
@@ -78,11 +107,15 @@ double checkkern_peak_f32_scalar(long rounds, float *sink)
     return (double)rounds * 16;
 }
 
+/* Several items a thread, so that one that is late, or shares its core for a moment, costs its share and not
+ * half of everything. */
+#define PEAK_ITEMS  8
+#define PEAK_ROUNDS 10000 /* of an item */
+
 struct peak {
     checkkern_peak_fn *fn;
-    long rounds;
-    double done[64]; /* by item */
-    float sink[64];
+    double done[PEAK_ITEMS * 64]; /* by item */
+    float sink[PEAK_ITEMS * 64];
 };
 
 static void run_peak(void *arg, int item, int worker)
@@ -90,15 +123,15 @@ static void run_peak(void *arg, int item, int worker)
     (void)worker;
     struct peak *p = arg;
     float sink = 1e-9f;
-    p->done[item] = p->fn(p->rounds, &sink);
+    p->done[item] = p->fn(PEAK_ROUNDS, &sink);
     p->sink[item] = sink;
 }
 
 static double peak_gflops(struct pool *pool, checkkern_peak_fn *fn)
 {
     double best = 0.0;
-    int n = pool_size(pool) < 64 ? pool_size(pool) : 64;
-    struct peak p = {.fn = fn, .rounds = 80000};
+    int n = PEAK_ITEMS * (pool_size(pool) < 64 ? pool_size(pool) : 64);
+    struct peak p = {.fn = fn};
     for (int i = 0; i < PEAK_TRIES; i++) {
         double done = 0.0;
         uint64_t start = clock_ns();

@@ -3,7 +3,9 @@
 #include <string.h>
 
 #include "fp4/fp4.h"
+#include "kernels/gemm_floats.h"
 #include "kernels/gemm_rows.h"
+#include "kernels/gemm_split.h"
 #include "kernels/gemm_tile.h"
 #include "kernels/weight_layout.h"
 
@@ -40,7 +42,8 @@ static void prepare_rows(void *arg, int begin, int end, int worker)
         size_t at = (size_t)i * (size_t)op->k_pad;
         struct gemm_row row = {.x = p->x + (size_t)i * (size_t)op->k, .k = op->k, .k_pad = op->k_pad};
         /* The operand's fields are const for its readers; the memory is ours. */
-        row.f32 = (float *)(uintptr_t)op->f32 + at;
+        if (op->f32)
+            row.f32 = (float *)(uintptr_t)op->f32 + at;
         if (op->bf16)
             row.bf16 = (uint16_t *)(uintptr_t)op->bf16 + at;
         if (op->i8) {
@@ -63,9 +66,11 @@ void gemm_prepare_with(const struct gemm_table *table, struct pool *pool, struct
 {
     int k_pad = ((k + 31) / 32 | 1) * 32;
     size_t n = (size_t)m * (size_t)k_pad;
-    *out = (struct operand){.m = m, .k = k, .k_pad = k_pad, .f32 = arena_alloc(arena, n, sizeof(float))};
+    *out = (struct operand){.m = m, .k = k, .k_pad = k_pad};
     if (mode == COMPUTE_BF16 || mode == COMPUTE_INT8)
         out->bf16 = arena_alloc(arena, n, sizeof(uint16_t));
+    if (!out->bf16 || gemm_form_for(table, WEIGHT_BF16, mode) != GEMM_BF16)
+        out->f32 = arena_alloc(arena, n, sizeof(float));
     if (mode == COMPUTE_INT8) {
         out->i8 = arena_alloc(arena, n, 1);
         out->i8_scale = arena_alloc(arena, (size_t)m * (size_t)operand_i8_scales(k_pad), sizeof(float));
@@ -267,6 +272,7 @@ static size_t block_scratch(const struct run *r, int job)
         return 0;
     size_t n_row = (size_t)(j->m < GEMM_BLOCK_ROW ? j->m : GEMM_BLOCK_ROW);
     bool copied = form == GEMM_BF16 && !r->ready[job] && (j->row || block->copy);
+    n_row = (n_row + GEMM_BLOCK_TILE - 1) / GEMM_BLOCK_TILE * GEMM_BLOCK_TILE;
     size_t bytes = copied ? n_row * (size_t)j->x->k_pad * sizeof(uint16_t) : 0;
     return gemm_block_decode_bytes(form) + (bytes + 63) / 64 * 64;
 }
@@ -281,9 +287,13 @@ static void set_block_rows(struct gemm_block *b, const struct gemm_blocks *block
         in_place &= j->row[first + i] == j->row[first] + i;
     b->x = in_place ? j->x->bf16 + gemm_job_row(j, first) : copies;
     b->x_stride = (size_t)j->x->k_pad;
-    b->x_tiled = ready && block->copy;
-    for (int i = 0; !in_place && i < b->n_row; i++)
-        gemm_copy_row(block, j, first + i, copies + (size_t)i * b->x_stride, GEMM_BLOCK_STEP);
+    b->x_tiled = block->copy && (ready || b->n_row > GEMM_BLOCK_TILE);
+    for (int i = 0; !in_place && i < b->n_row; i++) {
+        if (b->x_tiled)
+            gemm_copy_to_tile(block, j, first, i, b->n_row, copies);
+        else
+            gemm_copy_row(block, j, first + i, copies + (size_t)i * b->x_stride, GEMM_BLOCK_STEP);
+    }
 }
 
 /* The same rows of floats or integers, wherever they lie. */
@@ -459,9 +469,11 @@ void gemm_run_with(const struct gemm_table *table, struct pool *pool, struct are
 {
     if (n_job <= 0)
         return;
-    struct run r = {.table = table, .mode = mode, .job = job};
     for (int i = 0; i < n_job; i++)
         check_job(&job[i]);
+    job = gemm_floats(table, pool, scratch, mode, job, n_job);
+    job = gemm_split(scratch, job, &n_job, pool_size(pool));
+    struct run r = {.table = table, .mode = mode, .job = job};
     int n_item;
     r.item = cut_items(scratch, &r, n_job, pool_size(pool), &n_item);
     if (mode == COMPUTE_W4A4)

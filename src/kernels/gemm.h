@@ -41,7 +41,8 @@ struct i16_group {
 struct operand {
     int m, k;
     int k_pad;            /* an odd multiple of 32, so that rows do not meet in one cache set      */
-    const float *f32;     /* (m, k_pad) always; its values are bf16 unless strict or w4a4          */
+    const float *f32;     /* (m, k_pad); its values are bf16 unless strict or w4a4. NULL where weights of BF16
+                           * are multiplied with bf16: gemm_run makes floats of those if it needs them */
     const uint16_t *bf16; /* (m, k_pad): bf16 and int8 modes                                       */
     const int8_t *i8;     /* (m, k_pad): int8 mode; each 8 in the order k = 0 4 1 5 2 6 3 7        */
     /* x = i8 * 2^shift * i8_scale: a scale for each 64, in which each 16 have a power of two of their own

@@ -3,7 +3,9 @@
 #include <string.h>
 
 #define FEW_ROWS GEMM_BLOCK_TILE /* so many are copied by each item, not by a run of the pool */
-#define GRAIN    16              /* rows that make a ticket worth drawing */
+#define ITEM_ROWS \
+    GEMM_BLOCK_ROW /* and so many where there are more jobs than threads, and few items of each */
+#define GRAIN 16   /* rows that make a ticket worth drawing */
 
 const struct gemm_blocks *gemm_blocks_for(const struct gemm_table *table, enum compute mode,
                                           const struct gemm_job *j)
@@ -35,14 +37,13 @@ struct line_up {
     int n_line;
 };
 
-/* Row i of a line to its place in a tile; the last one fills up its tile with zeros, for whose products
- * nobody asks. */
-static void copy_to_tile(const struct line *l, int i)
+void gemm_copy_to_tile(const struct gemm_blocks *block, const struct gemm_job *j, int first, int i, int n,
+                       uint16_t *to)
 {
-    const size_t step = GEMM_BLOCK_TILE * GEMM_BLOCK_STEP, row = gemm_block_row(l->from);
-    uint16_t *tile = l->to + (size_t)(i / GEMM_BLOCK_TILE * GEMM_BLOCK_TILE) * (size_t)l->from->x->k_pad;
-    gemm_copy_row(l->block, l->from, i, tile + i % GEMM_BLOCK_TILE * GEMM_BLOCK_STEP, step);
-    for (int pad = i + 1; i == l->from->m - 1 && pad % GEMM_BLOCK_TILE; pad++)
+    const size_t step = GEMM_BLOCK_TILE * GEMM_BLOCK_STEP, row = gemm_block_row(j);
+    uint16_t *tile = to + (size_t)(i / GEMM_BLOCK_TILE * GEMM_BLOCK_TILE) * (size_t)j->x->k_pad;
+    gemm_copy_row(block, j, first + i, tile + i % GEMM_BLOCK_TILE * GEMM_BLOCK_STEP, step);
+    for (int pad = i + 1; i == n - 1 && pad % GEMM_BLOCK_TILE; pad++)
         for (size_t k = 0; k < row; k += GEMM_BLOCK_STEP)
             memset(tile + pad % GEMM_BLOCK_TILE * GEMM_BLOCK_STEP + k * GEMM_BLOCK_TILE, 0,
                    GEMM_BLOCK_STEP * sizeof(*tile));
@@ -59,7 +60,7 @@ static void copy_rows(void *arg, int begin, int end, int worker)
         const struct line *at = &u->line[l];
         int row = i - at->first;
         if (at->block->copy)
-            copy_to_tile(at, row);
+            gemm_copy_to_tile(at->block, at->from, 0, row, at->from->m, at->to);
         else
             gemm_copy_row(at->block, at->from, row, at->to + (size_t)row * (size_t)at->from->x->k_pad,
                           GEMM_BLOCK_STEP);
@@ -77,11 +78,12 @@ const struct gemm_job *gemm_line_up(const struct gemm_table *table, struct pool 
     struct gemm_job *copy = NULL;
     struct line *line = NULL;
     struct line_up u = {0};
+    int few = n_job < pool_size(pool) ? FEW_ROWS : ITEM_ROWS;
     int n_row = 0, last = -1; /* the job of the last line */
     for (int i = 0; i < n_job; i++) {
         const struct gemm_blocks *block = gemm_blocks_for(table, mode, &job[i]);
         bool bf16 = gemm_form_for(table, job[i].w->type, mode) == GEMM_BF16;
-        ready[i] = block && bf16 && job[i].m > FEW_ROWS && (job[i].row || block->copy);
+        ready[i] = block && bf16 && job[i].m > few && (job[i].row || block->copy);
         if (!ready[i])
             continue;
         if (!copy) {

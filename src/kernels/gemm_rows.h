@@ -21,6 +21,11 @@ static inline size_t gemm_job_row(const struct gemm_job *j, int i)
 void gemm_copy_row(const struct gemm_blocks *block, const struct gemm_job *j, int i, uint16_t *to,
                    size_t step);
 
+/* Row first + i of the job to its place among n rows in tiles, k_pad elements a row; the last one fills up
+ * its tile with zeros, for whose products nobody asks. */
+void gemm_copy_to_tile(const struct gemm_blocks *block, const struct gemm_job *j, int first, int i, int n,
+                       uint16_t *to);
+
 /* The jobs again, where those with many rows that blocks would have to copy have them in the right form and
  * order already, in tiles where the block has a copy function: once for all items of a job, by the whole
  * pool. ready[i] tells which; memory is from the arena. */

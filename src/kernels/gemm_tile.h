@@ -86,7 +86,7 @@ struct gemm_finish {
 };
 typedef void gemm_finish_fn(const struct gemm_finish *f);
 
-/* One row of x to its forms. Outputs that the mode does not use are NULL. */
+/* One row of x to its forms. Outputs that are not wanted are NULL. */
 struct gemm_row {
     const float *x; /* (k) */
     int k, k_pad;

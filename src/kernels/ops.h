@@ -11,7 +11,7 @@
     X(CPU_SCALAR, norm_ref, qkv_ref, attention_ref, router_ref, combine_ref)             \
     X(CPU_AVX2, norm_avx2, qkv_avx2, attention_avx2, router_ref, combine_avx2)           \
     X(CPU_AVX512, norm_avx512, qkv_avx512, attention_avx512, router_ref, combine_avx512) \
-    X(CPU_AMX, norm_avx512, qkv_avx512, attention_avx512, router_ref, combine_avx512)
+    X(CPU_AMX, norm_avx512, qkv_avx512, attention_amx, router_ref, combine_avx512)
 
 #define OPS_DECLARE(suffix)                                                                            \
     void norm_##suffix(struct pool *pool, const struct norm_args *a);                                  \
@@ -22,6 +22,7 @@ OPS_DECLARE(ref)
 OPS_DECLARE(avx2)
 OPS_DECLARE(avx512)
 #undef OPS_DECLARE
+void attention_amx(struct pool *pool, struct arena *scratch, const struct attention_args *a);
 void router_ref(struct pool *pool, const struct router_args *a);
 
 /* The table of one level, whatever is in force: for tests, which must not ask for more than cpu_detect(). */

@@ -99,13 +99,19 @@ static inline void row_add_group(row_lanes *square, float *residual, const float
     }
 }
 
-/* residual += ((part[0] + part[1]) + part[2]) + ..., each from element `at` on; the sum of residual^2. */
+/* residual += ((part[0] + part[1]) + part[2]) + ..., each from element `at` on; the sum of residual^2.
+ * Meanwhile fetch the first half of the n floats that follow in the first n_next parts: memory has work all
+ * the time if row_scale fetches the other half. */
 static inline float row_add_square_sum(float *residual, const float *const *part, int n_part, size_t at,
-                                       size_t n)
+                                       size_t n, int n_next)
 {
     row_lanes square[ROW_SUMS / ROW_LANES] = {0};
     size_t i = 0;
     for (; i + ROW_SUMS <= n; i += ROW_SUMS) {
+        for (int r = 0; r < n_next; r++) {
+            __builtin_prefetch(part[r] + at + n + i / 2);
+            __builtin_prefetch(part[r] + at + n + i / 2 + ROW_LINE);
+        }
         UNROLL(4)
         for (size_t u = 0; u < ROW_SUMS / ROW_LANES; u += ROW_GROUP)
             row_add_group(square + u, residual + i + u * ROW_LANES, part, n_part, at + i + u * ROW_LANES,
@@ -141,20 +147,22 @@ static inline void row_sum(float *y, const float *const *part, int n_part, size_
     }
 }
 
-/* y = x * rsqrt(square_sum / n + eps) * weight; y may be x. Meanwhile fetch the n floats of each of n_next
- * arrays from element `at` on. */
+/* y = x * rsqrt(square_sum / n + eps) * weight; y may be x. Meanwhile fetch the second half of the n floats
+ * of each of n_next arrays from element `at` on. */
 static inline void row_scale(float *y, const float *x, const float *weight, float square_sum, size_t n,
                              float eps, const float *const *next, int n_next, size_t at)
 {
     float inverse = 1.0f / sqrtf(square_sum / (float)n + eps);
     size_t i = 0;
-    for (; i + ROW_LINE <= n; i += ROW_LINE) {
+    for (; i + 2 * ROW_LINE <= n; i += 2 * ROW_LINE) {
         for (int r = 0; r < n_next; r++)
-            __builtin_prefetch(next[r] + at + i);
-        UNROLL(4)
-        for (size_t u = i; u < i + ROW_LINE; u += ROW_LANES)
+            __builtin_prefetch(next[r] + at + n / 2 + i / 2);
+        UNROLL(8)
+        for (size_t u = i; u < i + 2 * ROW_LINE; u += ROW_LANES)
             *(row_lanes *)(y + u) = *(const row_lanes *)(x + u) * inverse * *(const row_lanes *)(weight + u);
     }
+    for (; i + ROW_LANES <= n; i += ROW_LANES)
+        *(row_lanes *)(y + i) = *(const row_lanes *)(x + i) * inverse * *(const row_lanes *)(weight + i);
     for (; i < n; i++)
         y[i] = x[i] * inverse * weight[i];
 }
@@ -163,7 +171,7 @@ static inline void row_scale(float *y, const float *x, const float *weight, floa
 static inline void row_norm(float *y, const float *x, float *residual, const float *weight, size_t n,
                             float eps)
 {
-    float square_sum = residual ? row_add_square_sum(residual, &x, 1, 0, n) : row_square_sum(x, n);
+    float square_sum = residual ? row_add_square_sum(residual, &x, 1, 0, n, 0) : row_square_sum(x, n);
     row_scale(y, residual ? residual : x, weight, square_sum, n, eps, NULL, 0, 0);
 }
 

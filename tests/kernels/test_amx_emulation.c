@@ -6,84 +6,10 @@
 #include "test.h"
 
 #include "fp4/fp4.h"
+#include "kernels/amx_attention.h"
+#include "kernels/amx_unit.h"
 #include "kernels/gemm_tile.h"
 
-/* ---- the emulator ------------------------------------------------------------------------------ */
-
-/* Eight tiles as LDTILECFG and its companions define them (Intel, Architecture Instruction Set Extensions and
- * Future Features, chapter on AMX). */
-static struct {
-    uint8_t n_row[8];
-    uint16_t line_bytes[8];
-    uint8_t bytes[8][16][64];
-    bool configured;
-} unit;
-
-static float flush(float f)
-{
-    return fabsf(f) < 0x1p-126f ? copysignf(0.0f, f) : f;
-}
-
-static float half(const uint8_t *line, int i)
-{
-    uint16_t bits;
-    memcpy(&bits, line + 2 * i, 2);
-    return flush(bf16_to_float(bits));
-}
-
-static void emulate_zero(int n)
-{
-    assert_true(unit.configured && unit.n_row[n] > 0);
-    memset(unit.bytes[n], 0, sizeof(unit.bytes[n]));
-}
-
-static void emulate_load(int n, const void *from, size_t stride)
-{
-    assert_true(unit.configured && unit.n_row[n] > 0);
-    memset(unit.bytes[n], 0, sizeof(unit.bytes[n]));
-    for (size_t i = 0; i < unit.n_row[n]; i++)
-        memcpy(unit.bytes[n][i], (const uint8_t *)from + i * stride, unit.line_bytes[n]);
-}
-
-static void emulate_store(int n, void *to, size_t stride)
-{
-    for (size_t i = 0; i < unit.n_row[n]; i++)
-        memcpy((uint8_t *)to + i * stride, unit.bytes[n][i], unit.line_bytes[n]);
-}
-
-/* TDPBF16PS: even and odd elements of the line of A in two chains of fma from zero, the chains' sum to C;
- * subnormals count as zero throughout. */
-static void emulate_dpbf16(int c, int a, int b)
-{
-    assert_int_equal(unit.n_row[c], unit.n_row[a]);
-    assert_int_equal(unit.n_row[b] * 4, unit.line_bytes[a]);
-    assert_int_equal(unit.line_bytes[b], unit.line_bytes[c]);
-    for (int m = 0; m < unit.n_row[c]; m++)
-        for (int n = 0; n < unit.line_bytes[c] / 4; n++) {
-            float chain[2] = {0.0f, 0.0f}, sum;
-            for (int k = 0; k < unit.n_row[b]; k++)
-                for (int i = 0; i < 2; i++)
-                    chain[i] = flush(
-                        fmaf(half(unit.bytes[a][m], 2 * k + i), half(unit.bytes[b][k], 2 * n + i), chain[i]));
-            memcpy(&sum, unit.bytes[c][m] + 4 * n, 4);
-            sum = flush(flush(sum) + flush(chain[0] + chain[1]));
-            memcpy(unit.bytes[c][m] + 4 * n, &sum, 4);
-        }
-}
-
-#define TILE_CONFIG(config)                                                     \
-    do {                                                                        \
-        memcpy(unit.n_row, (config)->n_row, sizeof(unit.n_row));                \
-        memcpy(unit.line_bytes, (config)->line_bytes, sizeof(unit.line_bytes)); \
-        memset(unit.bytes, 0, sizeof(unit.bytes));                              \
-        unit.configured = true;                                                 \
-        assert_int_equal((config)->palette, 1);                                 \
-    } while (0)
-#define TILE_RELEASE()             (void)(unit.configured = false)
-#define TILE_ZERO(n)               emulate_zero(n)
-#define TILE_LOAD(n, from, stride) emulate_load(n, from, stride)
-#define TILE_STORE(n, to, stride)  emulate_store(n, to, stride)
-#define TILE_DPBF16(c, a, b)       emulate_dpbf16(c, a, b)
 #include "kernels/cpu/block_bf16_amx.h"
 #include "kernels/weight_layout.h"
 
@@ -97,9 +23,14 @@ static struct fold fold_open(void)
     return (struct fold){true};
 }
 
-static void fold_group(const struct fold *f, const uint8_t *block, int g, uint8_t *line, const uint8_t *ahead)
+static void fold_ask(const uint8_t *ahead, int g)
 {
     (void)ahead;
+    (void)g;
+}
+
+static void fold_group(const struct fold *f, const uint8_t *block, int g, uint8_t *line)
+{
     assert_true(f->open);
     for (int row = 0; row < WEIGHT_PANEL; row++)
         for (int k = 0; k < FP4_GROUP; k++) {
@@ -327,7 +258,8 @@ static void check_grouped(const struct gemm_table *table, int n_thread, int n_ro
     arena_init(&arena, 1 << 20);
     for (int round = 0; round < n_round; round++) {
         const int K = 16 * (1 + (int)(test_random(&seed) % (uint64_t)(k_most / 16)));
-        const int M = GEMM_BLOCK_ROW + (round % 4 < 2 ? 37 : 5); /* the last block: in tiles, whole or not */
+        /* The last block: in tiles, whole or not; or so few rows that each item copies them. */
+        const int M = round % 5 == 4 ? 90 - round : GEMM_BLOCK_ROW + (round % 4 < 2 ? 37 : 5);
         struct block_case c;
         make_case(&c, &seed, round % 2 ? WEIGHT_BF16 : WEIGHT_NVFP4, K);
         float *x = arena_alloc(&arena, (size_t)M * (size_t)K, sizeof(*x));
@@ -372,6 +304,53 @@ static void test_grouped(void **state)
     check_grouped(&table, 1, 16, 48); /* there is one emulated unit */
 }
 
+/* Where no weight of BF16 needs floats, operands have none: weights of F32 get them from the bf16. */
+static void test_floats_on_demand(void **state)
+{
+    (void)state;
+    enum { N = 40, K = 50, M = 70 };
+    const struct gemm_table plain = *gemm_table_for(cpu_level() < CPU_AVX2 ? cpu_level() : CPU_AVX2);
+    struct gemm_table without = plain;
+    without.tile[WEIGHT_BF16][GEMM_BF16] = never_called;
+    const struct gemm_table *table[2] = {&plain, &without};
+    uint64_t seed = 17;
+    struct pool *pool;
+    struct arena arena;
+    assert_int_equal(pool_open(&pool, 3, NULL), NYB_OK);
+    arena_init(&arena, 1 << 20);
+    struct weight w = {.type = WEIGHT_F32, .n = N, .k = K, .global_scale = 1.0f};
+    w.data = aligned(weight_data_bytes(w.type, N, K));
+    float *rows = arena_alloc(&arena, N * K, sizeof(*rows)), *x = arena_alloc(&arena, M * K, sizeof(*x));
+    float *y[2][2];
+    int32_t row[M];
+    for (int i = 0; i < N * K; i++)
+        rows[i] = test_random_float(&seed);
+    for (int i = 0; i < M * K; i++)
+        x[i] = test_random_float(&seed);
+    for (int i = 0; i < M; i++)
+        row[i] = (i * 3 + 1) % M;
+    weight_write(&w, 0, N, (const uint8_t *)rows, NULL);
+    for (int t = 0; t < 2; t++) {
+        struct operand op;
+        struct gemm_job job[2];
+        gemm_prepare_with(table[t], pool, &arena, COMPUTE_BF16, x, M, K, &op);
+        assert_int_equal(op.f32 != NULL, t == 0);
+        for (int i = 0; i < 2; i++) {
+            y[t][i] = arena_alloc(&arena, M * N, sizeof(float));
+            job[i] =
+                (struct gemm_job){.w = &w, .x = &op, .row = i ? row : NULL, .m = M, .y = y[t][i], .ldy = N};
+        }
+        gemm_run_with(table[t], pool, &arena, COMPUTE_BF16, job, 2);
+        assert_int_equal(op.f32 != NULL, t == 0); /* the caller's is as it was */
+    }
+    assert_memory_equal(y[0][0], y[1][0], M * N * sizeof(float));
+    assert_memory_equal(y[0][1], y[1][1], M * N * sizeof(float));
+    assert_true(y[0][0][N] == y[0][1][0]); /* row 1 of x comes first in the second job */
+    free(w.data);
+    arena_free(&arena);
+    pool_close(pool);
+}
+
 static void test_grouped_hardware(void **state)
 {
     (void)state;
@@ -407,6 +386,10 @@ int main(void)
         cmocka_unit_test(test_nvfp4),
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_grouped),
+        cmocka_unit_test(test_floats_on_demand),
+        cmocka_unit_test(test_attention_bf16),
+        cmocka_unit_test(test_attention_fp8),
+        cmocka_unit_test(test_attention_odd_values),
         cmocka_unit_test(test_hardware),
         cmocka_unit_test(test_grouped_hardware),
     };

@@ -258,6 +258,53 @@ static void test_sampler_same_seed_same_token_whatever_the_worker(void **state)
     sampler_close(s);
 }
 
+/* A row whose passes a pool shares out: the same token, and the same weights in its place. */
+static void test_sampler_shares_out_a_long_row(void **state)
+{
+    (void)state;
+    enum { N = 70001 };
+    const struct {
+        float temperature, top_p, min_p;
+    } mode[] = {{0, 1, 0},       {0.8f, 1, 0},     {0.8f, 0.95f, 0},
+                {1.5f, 0.5f, 0}, {1, 0.9f, 0.01f}, {0.01f, 0.95f, 0}};
+    float *logits = malloc(N * sizeof(float)), *alone = malloc(N * sizeof(float)),
+          *shared = malloc(N * sizeof(float));
+    uint64_t rng = 21;
+    struct sampler *s;
+    struct pool *pool;
+    assert_int_equal(sampler_open(&s, N, 1, NULL), NYB_OK);
+    assert_int_equal(pool_open(&pool, 5, NULL), NYB_OK);
+    for (int round = 0; round < 24; round++) {
+        random_logits(logits, N, round % 2 ? 0.5f : 8, &rng);
+        logits[(int)(test_random(&rng) % N)] = NAN;
+        if (round % 4 == 0) /* the first of equals wins, whichever piece it is in */
+            logits[600] = logits[65000] = logits[65001] = 30;
+        if (round == 23)
+            for (int i = 0; i < N; i++)
+                logits[i] = -INFINITY;
+        struct params p = plain;
+        p.temperature = mode[round % 6].temperature;
+        p.top_p = mode[round % 6].top_p;
+        p.min_p = mode[round % 6].min_p;
+        p.seed = (uint64_t)round;
+        memcpy(alone, logits, N * sizeof(float));
+        memcpy(shared, logits, N * sizeof(float));
+        struct sampler_input in = {.p = &p, .logits = alone};
+        int32_t want = sampler_row(s, 0, &in, NULL);
+        in.logits = shared;
+        in.pool = pool;
+        assert_int_equal(sampler_row(s, 0, &in, NULL), want);
+        assert_memory_equal(alone, shared, N * sizeof(float));
+        if (round % 12 == 0)
+            assert_int_equal(want, 600);
+    }
+    pool_close(pool);
+    sampler_close(s);
+    free(logits);
+    free(alone);
+    free(shared);
+}
+
 /* Penalties, bias and bans against the formulas, written out over a dense count. */
 static void test_sampler_changes_to_logits_match_the_formulas(void **state)
 {
@@ -689,6 +736,7 @@ int main(void)
         cmocka_unit_test(test_sampler_chi_square_notices_a_wrong_distribution),
         cmocka_unit_test(test_sampler_ties_go_to_the_lowest_id),
         cmocka_unit_test(test_sampler_same_seed_same_token_whatever_the_worker),
+        cmocka_unit_test(test_sampler_shares_out_a_long_row),
         cmocka_unit_test(test_sampler_changes_to_logits_match_the_formulas),
         cmocka_unit_test(test_sampler_bans),
         cmocka_unit_test(test_sampler_logprobs_are_of_the_raw_logits),

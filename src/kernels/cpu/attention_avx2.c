@@ -1,16 +1,12 @@
-/* Attention for AVX2 and FMA: a vector of 16 floats is two registers, and a pair of bf16 is spread to two
- * floats by a shift and a mask, so products and sums are fp32 throughout. */
+/* Attention for AVX2 and FMA: a vector of 16 floats is two registers, and bf16 is widened to floats, so
+ * products and sums are fp32 throughout. */
 #include <immintrin.h>
 #include <string.h>
 
 #include "kernels/cpu/unroll.h"
 #include "kernels/ops.h"
 
-/* Register tiles: 4 vectors are 8 of the 16 registers. */
-#define VEC_TILE_SCORES 4
-#define VEC_TILE_VALUES 4
-#define VEC_ROWS(X)     X(4) X(2) X(1)
-#define VEC_UNROLL      UNROLL(4)
+#define VEC_UNROLL UNROLL(16)
 
 typedef struct {
     __m256 lo, hi;
@@ -19,10 +15,6 @@ typedef struct {
 static inline vec vec_set(float x)
 {
     return (vec){_mm256_set1_ps(x), _mm256_set1_ps(x)};
-}
-static inline vec vec_zero(void)
-{
-    return (vec){_mm256_setzero_ps(), _mm256_setzero_ps()};
 }
 static inline vec vec_load(const float *p)
 {
@@ -67,37 +59,6 @@ static inline float vec_sum_lane(vec x)
     return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-static inline __m256 first_of(__m256i pairs)
-{
-    return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-}
-static inline __m256 second_of(__m256i pairs)
-{
-    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
-}
-
-static inline vec vec_madd_first(vec acc, const uint32_t *word, const uint8_t *unit)
-{
-    __m256 a = first_of(_mm256_set1_epi32((int)*word));
-    acc.lo = _mm256_fmadd_ps(a, first_of(_mm256_loadu_si256((const __m256i *)unit)), acc.lo);
-    acc.hi = _mm256_fmadd_ps(a, first_of(_mm256_loadu_si256((const __m256i *)unit + 1)), acc.hi);
-    return acc;
-}
-
-static inline vec vec_madd(vec acc, const uint32_t *word, const uint8_t *unit, bool bf16)
-{
-    __m256i w = _mm256_set1_epi32((int)*word);
-    if (!bf16) {
-        acc.lo = _mm256_fmadd_ps(_mm256_castsi256_ps(w), _mm256_loadu_ps((const float *)unit), acc.lo);
-        acc.hi = _mm256_fmadd_ps(_mm256_castsi256_ps(w), _mm256_loadu_ps((const float *)unit + 8), acc.hi);
-        return acc;
-    }
-    acc = vec_madd_first(acc, word, unit);
-    acc.lo = _mm256_fmadd_ps(second_of(w), second_of(_mm256_loadu_si256((const __m256i *)unit)), acc.lo);
-    acc.hi = _mm256_fmadd_ps(second_of(w), second_of(_mm256_loadu_si256((const __m256i *)unit + 1)), acc.hi);
-    return acc;
-}
-
 /* 2^x for x <= 0, as in attention_avx512.c: the same polynomial; results below 2^-126 become 0. */
 static inline __m256 exp2_8(__m256 x)
 {
@@ -133,26 +94,19 @@ static inline __m256i round_bf16(__m256 x)
     return _mm256_and_si256(up, _mm256_set1_epi32((int)0xffff0000u));
 }
 
-/* The upper halves of 2 x 8 words, packed in order. */
-static inline __m256i pack_upper(__m256i lo, __m256i hi)
-{
-    __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(lo, 16), _mm256_srli_epi32(hi, 16));
-    return _mm256_permute4x64_epi64(packed, 0xd8);
-}
-
 static inline vec vec_exp2_short(vec x)
 {
     return vec_exp2(x);
 }
 
-/* 64 floats to bf16 at p; returns sum and what was stored. */
-static inline vec vec_store_bf16(uint16_t *p, const vec *x, vec sum)
+/* 64 floats, rounded to bf16 and floats again, at `words`; returns sum and what was stored. */
+static inline vec vec_store_rounded(uint32_t *words, const vec *x, vec sum)
 {
     vec rounded[4];
     for (int i = 0; i < 4; i++) {
         __m256i lo = round_bf16(x[i].lo), hi = round_bf16(x[i].hi);
-        _mm256_storeu_si256((__m256i *)(p + 16 * i), pack_upper(lo, hi));
         rounded[i] = (vec){_mm256_castsi256_ps(lo), _mm256_castsi256_ps(hi)};
+        vec_store((float *)(void *)(words + 16 * i), rounded[i]);
     }
     return vec_add(sum, vec_add(vec_add(rounded[0], rounded[1]), vec_add(rounded[2], rounded[3])));
 }
@@ -167,54 +121,51 @@ static void vec_query_rounded(uint32_t *words, const float *x, size_t d)
 {
     vec_query(words, x, d);
 }
-static inline vec vec_score(vec acc, const uint32_t *first, const uint32_t *second, const uint8_t *unit)
+/* 32 e4m3 codes to bf16, exact, as lower and upper bytes. With the exponent's bias of 127 instead of 7, its
+ * lowest bit and the mantissa are the code's low nibble, and the bits above follow from the high one; the
+ * eight subnormals come from tables, and 0x7f is NaN. */
+static inline void bf16_of_e4m3(__m256i code, __m256i *lower, __m256i *upper)
 {
-    __m256 a = _mm256_castsi256_ps(_mm256_set1_epi32((int)*first));
-    __m256 b = _mm256_castsi256_ps(_mm256_set1_epi32((int)*second));
-    __m256i lo = _mm256_loadu_si256((const __m256i *)unit),
-            hi = _mm256_loadu_si256((const __m256i *)unit + 1);
-    acc.lo = _mm256_fmadd_ps(b, second_of(lo), _mm256_fmadd_ps(a, first_of(lo), acc.lo));
-    acc.hi = _mm256_fmadd_ps(b, second_of(hi), _mm256_fmadd_ps(a, first_of(hi), acc.hi));
-    return acc;
-}
-
-/* 16 e4m3 codes in 16-bit lanes to bf16, exact: magnitudes move up 4 bits and the exponent's bias from 7 to
- * 127; the eight subnormals come from a table, and 0x7f is NaN. */
-static inline __m256i bf16_of_e4m3(__m256i code)
-{
-    const __m256i subnormal = _mm256_broadcastsi128_si256(_mm_setr_epi16(
-        0, 118 << 7, 119 << 7, 119 << 7 | 0x40, 120 << 7, 120 << 7 | 0x20, 120 << 7 | 0x40, 120 << 7 | 0x60));
-    __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
-    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(code, _mm256_set1_epi16(0x80)), 8);
-    __m256i normal = _mm256_add_epi16(_mm256_slli_epi16(magnitude, 4), _mm256_set1_epi16(120 << 7));
-    __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
-    normal = _mm256_or_si256(normal, _mm256_and_si256(nan, _mm256_set1_epi16(0x7fc0)));
-    /* bytes 2m and 2m + 1 of the table: indices m * 0x0202 + 0x0100 */
-    __m256i index =
-        _mm256_add_epi16(_mm256_mullo_epi16(magnitude, _mm256_set1_epi16(0x0202)), _mm256_set1_epi16(0x0100));
-    __m256i small = _mm256_shuffle_epi8(subnormal, index);
-    __m256i is_small = _mm256_cmpgt_epi16(_mm256_set1_epi16(8), magnitude);
-    return _mm256_or_si256(sign, _mm256_blendv_epi8(normal, small, is_small));
+    const __m256i exponent = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(60, 61, 62, 63, 64, 65, 66, 67, 60, 61, 62, 63, 64, 65, 66, 67));
+    const __m256i small_lower = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 0, -0x80, -0x40, 0, 0x20, 0x40, 0x60, 0, 0, 0, 0, 0, 0, 0, 0));
+    const __m256i small_upper =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 59, 59, 59, 60, 60, 60, 60, 0, 0, 0, 0, 0, 0, 0, 0));
+    __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi8(0x7f));
+    __m256i nibble = _mm256_and_si256(_mm256_srli_epi16(code, 4), _mm256_set1_epi8(15));
+    __m256i low = _mm256_and_si256(_mm256_slli_epi16(code, 4), _mm256_set1_epi8(-16));
+    __m256i high = _mm256_shuffle_epi8(exponent, nibble);
+    __m256i is_small = _mm256_cmpgt_epi8(_mm256_set1_epi8(8), magnitude);
+    __m256i is_nan = _mm256_cmpeq_epi8(magnitude, _mm256_set1_epi8(0x7f));
+    *lower = _mm256_blendv_epi8(low, _mm256_shuffle_epi8(small_lower, magnitude), is_small);
+    high = _mm256_blendv_epi8(high, _mm256_shuffle_epi8(small_upper, magnitude), is_small);
+    high = _mm256_or_si256(high, _mm256_and_si256(code, _mm256_set1_epi8(-0x80)));
+    *upper = _mm256_or_si256(high, is_nan);
 }
 
 /* n groups of 64 e4m3 bytes to 64 bf16 each, in the order of kv.h; `next` is prefetched. */
 static void fp8_decode(uint8_t *dst, const uint8_t *src, size_t n, const uint8_t *next)
 {
-    for (size_t i = 0; i < n; i++) {
-        __builtin_prefetch(next + 64 * i, 0, 2);
-        for (size_t lane = 0; lane < 4; lane++) {
-            __m128i code = _mm_loadu_si128((const __m128i *)(src + 64 * i + 16 * lane));
-            __m256i b = bf16_of_e4m3(_mm256_cvtepu8_epi16(code));
-            _mm_storeu_si128((__m128i *)(dst + 128 * i + 16 * lane), _mm256_castsi256_si128(b));
-            _mm_storeu_si128((__m128i *)(dst + 128 * i + 64 + 16 * lane), _mm256_extracti128_si256(b, 1));
+    for (size_t i = 0; i < n; i++, src += 64, next += 64, dst += 128) {
+        __builtin_prefetch(next, 0, 2);
+        for (size_t half = 0; half < 2; half++) {
+            __m256i lower, upper;
+            bf16_of_e4m3(_mm256_loadu_si256((const __m256i *)(const void *)(src + 32 * half)), &lower,
+                         &upper);
+            _mm256_storeu_si256((__m256i *)(void *)(dst + 32 * half), _mm256_unpacklo_epi8(lower, upper));
+            _mm256_storeu_si256((__m256i *)(void *)(dst + 64 + 32 * half),
+                                _mm256_unpackhi_epi8(lower, upper));
         }
     }
 }
 
+#include "kernels/cpu/attention_products_avx2.h"
+/* in terms of these */
 #include "kernels/cpu/attention_simd.h"
 
 void attention_avx2(struct pool *pool, struct arena *scratch, const struct attention_args *a)
 {
-    static const struct attention_kernel kernel = {work_bytes, split};
+    static const struct attention_kernel kernel = {work_bytes, split, ATTENTION_ROWS};
     attention_run(pool, scratch, a, &kernel);
 }

@@ -11,41 +11,10 @@
  * With bf16 caches q keeps (nearly) all of its fp32 precision: as the sum of two bf16, or as it is. Rounding
  * it costs more in the logits than rounding the keys does, since all scores of a row then err together. The
  * probabilities are rounded to bf16, and rows are normalized by the sum of the rounded ones. */
-#include "kernels/attention.h"
-
 #include <math.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
-#ifndef FETCH_LEVEL
-#define FETCH_LEVEL 2
-#endif
-#define STEP_BLOCKS (ATTENTION_STEP / KV_BLOCK)
-
-struct work;
-
-/* One softmax step: n_key keys that all of its rows see. */
-struct step {
-    const uint8_t *k[STEP_BLOCKS], *v[STEP_BLOCKS];
-    const uint8_t *next_k[STEP_BLOCKS], *next_v[STEP_BLOCKS]; /* of the step to come: to prefetch */
-    int n_key;
-    int first_row;    /* the rows from here to the next register tile do the prefetching */
-    size_t word, pad; /* units of a block of keys; value dimensions with padding */
-    float scale;
-    struct work *work;
-    float *m, *acc; /* of the part                                             */
-};
-
-/* A worker's private memory. Rows are taken 16 at a time where they fill lanes, hence the padding. */
-struct work {
-    float score[ATTENTION_ROWS * ATTENTION_STEP];   /* (rows, STEP)                                        */
-    uint32_t prob[ATTENTION_ROWS * ATTENTION_STEP]; /* (rows, STEP [/ 2])                                  */
-    float sum[ATTENTION_ROWS * 16];                 /* (rows, 16): l, in parts                             */
-    float top[ATTENTION_ROWS + 16];                 /* (rows): this step's largest score                   */
-    float shrink[ATTENTION_ROWS + 16];              /* (rows): what the earlier steps are multiplied with  */
-    _Alignas(64) uint32_t q[]; /* (head_dim, ROWS), so that a tile's words are neighbours; then for FP8 the
-                                  decoded blocks */
-};
+#include "kernels/cpu/attention_step.h"
 
 static size_t q_bytes(const struct kv_layer *kv)
 {
@@ -56,63 +25,6 @@ static size_t work_bytes(const struct kv_layer *kv)
 {
     size_t decoded = kv->type == KV_FP8 ? 2 * STEP_BLOCKS * kv_head_bytes(KV_FP8, kv->head_dim) : 0;
     return sizeof(struct work) + q_bytes(kv) + decoded;
-}
-
-/* How q meets a unit of keys. */
-enum query {
-    QUERY_F32,     /* a word with each lane                                                   */
-    QUERY_WHOLE,   /* bf16 keys: two words, which vec_score knows what to do with             */
-    QUERY_ROUNDED, /* bf16 keys: one word of two bf16                                         */
-};
-
-INLINE void score_tile(const struct step *s, int row, int n_row, int block, int n_block,
-                       const enum query query)
-{
-    vec acc[VEC_TILE_SCORES];
-    const uint32_t *q = s->work->q + row;
-    const size_t next_q = query == QUERY_WHOLE ? 2 * ATTENTION_ROWS : ATTENTION_ROWS;
-    bool fetch = row == s->first_row;
-    VEC_UNROLL
-    for (int i = 0; i < n_row * n_block; i++)
-        acc[i] = vec_zero();
-    for (size_t w = 0; w < s->word; w++, q += next_q) {
-        VEC_UNROLL
-        for (int b = 0; b < n_block; b++) {
-            const uint8_t *unit = s->k[block + b] + 64 * w;
-            if (fetch)
-                __builtin_prefetch(s->next_k[block + b] + 64 * w, 0, FETCH_LEVEL);
-            VEC_UNROLL
-            for (int r = 0; r < n_row; r++)
-                acc[r * n_block + b] =
-                    query == QUERY_WHOLE
-                        ? vec_score(acc[r * n_block + b], q + r, q + ATTENTION_ROWS + r, unit)
-                        : vec_madd(acc[r * n_block + b], q + r, unit, query == QUERY_ROUNDED);
-        }
-    }
-    VEC_UNROLL
-    for (int r = 0; r < n_row; r++) {
-        VEC_UNROLL
-        for (int b = 0; b < n_block; b++)
-            vec_store(s->work->score + (row + r) * ATTENTION_STEP + (block + b) * KV_BLOCK,
-                      vec_scale(acc[r * n_block + b], s->scale));
-    }
-}
-
-#define SCORE_ROWS(R)                                                                                       \
-    for (; row + R <= end; row += R) {                                                                      \
-        int b = 0;                                                                                          \
-        for (; b + (VEC_TILE_SCORES / R < STEP_BLOCKS ? VEC_TILE_SCORES / R : STEP_BLOCKS) <= n_block;      \
-             b += VEC_TILE_SCORES / R < STEP_BLOCKS ? VEC_TILE_SCORES / R : STEP_BLOCKS)                    \
-            score_tile(s, row, R, b, VEC_TILE_SCORES / R < STEP_BLOCKS ? VEC_TILE_SCORES / R : STEP_BLOCKS, \
-                       query);                                                                              \
-        for (; b < n_block; b++)                                                                            \
-            score_tile(s, row, R, b, 1, query);                                                             \
-    }
-
-INLINE void score_rows(const struct step *s, int row, int end, const enum query query)
-{
-    int n_block = (s->n_key + KV_BLOCK - 1) / KV_BLOCK;
-    VEC_ROWS(SCORE_ROWS)
 }
 
 /* The largest score of a row; those of keys that it does not see become -inf. */
@@ -139,7 +51,7 @@ INLINE void row_probabilities(const struct step *s, int row, bool bf16)
     }
     vec sum = vec_scale(vec_load(s->work->sum + row * 16), s->work->shrink[row]);
     if (bf16)
-        sum = vec_store_bf16((uint16_t *)(s->work->prob + row * (ATTENTION_STEP / 2)), x, sum);
+        sum = vec_store_rounded(s->work->prob + (size_t)row * prob_words(true), x, sum);
     else
         sum = vec_add(sum, vec_add(vec_add(x[0], x[1]), vec_add(x[2], x[3])));
     vec_store(s->work->sum + row * 16, sum);
@@ -162,83 +74,6 @@ INLINE void softmax_rows(const struct step *s, int row, int end, bool bf16)
     }
     for (int r = row; r < end; r++)
         row_probabilities(s, r, bf16);
-}
-
-/* What to prefetch while one block of the tile at unit c is multiplied. The tile takes its units with a
- * stride of a row, but memory is fetched straight on, block_words units of 64 bytes at a time: `at` of those
- * were fetched before, by the tiles to the left and by the blocks above. */
-INLINE const uint8_t *next_values(const struct step *s, size_t at, size_t block_words)
-{
-    size_t row = s->pad / 16;
-    return s->next_v[at / row] + at % row * block_words * 64;
-}
-
-INLINE void value_tile(const struct step *s, int row, int n_row, size_t c, int n_c, bool bf16)
-{
-    vec acc[VEC_TILE_VALUES];
-    const size_t prob_row = bf16 ? ATTENTION_STEP / 2 : ATTENTION_STEP;
-    const int block_words = bf16 ? KV_BLOCK / 2 : KV_BLOCK;
-    const uint32_t *prob = s->work->prob + (size_t)row * prob_row;
-    float *out = s->acc + (size_t)row * s->pad + 16 * c;
-    bool fetch = row == s->first_row;
-    VEC_UNROLL
-    for (int r = 0; r < n_row; r++) {
-        VEC_UNROLL
-        for (int i = 0; i < n_c; i++)
-            acc[r * n_c + i] =
-                vec_scale(vec_load(out + (size_t)r * s->pad + 16 * (size_t)i), s->work->shrink[row + r]);
-    }
-    int n_word = bf16 ? s->n_key / 2 : s->n_key; /* whole words */
-    for (int b = 0; b * block_words < n_word; b++) {
-        const uint8_t *unit = s->v[b] + 64 * c;
-        size_t fetched = c * STEP_BLOCKS + (size_t)(b * n_c);
-        const uint8_t *next = fetch ? next_values(s, fetched, (size_t)block_words) : unit;
-        int last = n_word - b * block_words < block_words ? n_word - b * block_words : block_words;
-        for (int w = 0; w < last; w++, unit += 4 * s->pad, next += 64 * n_c) {
-            VEC_UNROLL
-            for (int i = 0; i < n_c; i++) {
-                if (fetch)
-                    __builtin_prefetch(next + 64 * i, 0, FETCH_LEVEL);
-                VEC_UNROLL
-                for (int r = 0; r < n_row; r++)
-                    acc[r * n_c + i] = vec_madd(acc[r * n_c + i],
-                                                prob + (size_t)r * prob_row + (size_t)(b * block_words + w),
-                                                unit + 64 * i, bf16);
-            }
-        }
-    }
-    if (bf16 && s->n_key % 2) { /* the second key of the last pair may be garbage, even NaN: mask it */
-        const uint8_t *unit =
-            s->v[n_word / block_words] + (size_t)(n_word % block_words) * 4 * s->pad + 64 * c;
-        VEC_UNROLL
-        for (int i = 0; i < n_c; i++) {
-            VEC_UNROLL
-            for (int r = 0; r < n_row; r++)
-                acc[r * n_c + i] = vec_madd_first(
-                    acc[r * n_c + i], prob + (size_t)r * prob_row + (size_t)n_word, unit + 64 * i);
-        }
-    }
-    VEC_UNROLL
-    for (int r = 0; r < n_row; r++) {
-        VEC_UNROLL
-        for (int i = 0; i < n_c; i++)
-            vec_store(out + (size_t)r * s->pad + 16 * (size_t)i, acc[r * n_c + i]);
-    }
-}
-
-#define VALUE_ROWS(R)                                                    \
-    for (; row + R <= end; row += R) {                                   \
-        size_t c = 0;                                                    \
-        for (; c + VEC_TILE_VALUES / R <= n_c; c += VEC_TILE_VALUES / R) \
-            value_tile(s, row, R, c, VEC_TILE_VALUES / R, bf16);         \
-        for (; c < n_c; c++)                                             \
-            value_tile(s, row, R, c, 1, bf16);                           \
-    }
-
-INLINE void value_rows(const struct step *s, int row, int end, bool bf16)
-{
-    size_t n_c = s->pad / 16;
-    VEC_ROWS(VALUE_ROWS)
 }
 
 static void scores_f32(const struct step *s, int row, int end)

@@ -8,6 +8,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "kernels/cpu/fma_avx2.h"
 #include "kernels/cpu/tile_avx2.h"
 #include "kernels/gemm_kernels.h"
 #include "kernels/weight_layout.h"
@@ -36,15 +37,12 @@ INLINE void tile(const int T, const uint8_t *line, int n_line, const float *cons
         for (int j = 0; j < 2; j++) {
             __m256i a = _mm256_load_si256((const __m256i *)(const void *)line);
             __m256i b = _mm256_load_si256((const __m256i *)(const void *)(line + LINE / 2));
-            __m256 wa = _mm256_castsi256_ps(j ? _mm256_and_si256(a, odd) : _mm256_slli_epi32(a, 16));
-            __m256 wb = _mm256_castsi256_ps(j ? _mm256_and_si256(b, odd) : _mm256_slli_epi32(b, 16));
+            __m256 w[2];
+            w[0] = _mm256_castsi256_ps(j ? _mm256_and_si256(a, odd) : _mm256_slli_epi32(a, 16));
+            w[1] = _mm256_castsi256_ps(j ? _mm256_and_si256(b, odd) : _mm256_slli_epi32(b, 16));
             UNROLL
-            for (int i = 0; i < T; i++) {
-                __m256 v = _mm256_broadcast_ss(x[i] + 2 * l + j);
-                s[2 * i] = _mm256_fmadd_ps(wa, v, s[2 * i]);
-                s[2 * i + 1] = _mm256_fmadd_ps(wb, v, s[2 * i + 1]);
-                KEEP_HERE(s[2 * i], s[2 * i + 1]);
-            }
+            for (int i = 0; i < T; i++)
+                fma_row(s + 2 * i, x[i] + 2 * l + j, w, 2);
         }
     }
     UNROLL

@@ -1,13 +1,13 @@
-/* Blocks of NVFP4 on the matrix unit, in terms of TILE_* statements and of struct fold, fold_open and
- * fold_group: the machine's (nvfp4_fold.h), or a test's emulator.
+/* Blocks of NVFP4 on the matrix unit, in terms of TILE_* statements and of struct fold, fold_open, fold_ask
+ * and fold_group: the machine's (nvfp4_fold.h), or a test's emulator.
  *
  * Block scales are folded into the weights, which is exact in bf16 (two bits of code times four of scale), so
- * that a tile spans 32 k and its sums stay in the unit. A panel is expanded again for each 64 rows, so that
- * it stays in the first cache, a step or two ahead of the products and a group at a time between them: side
- * by side in the program, as the processor does not look far enough ahead to put them so itself. One row goes
- * the same way as many: expanding takes less vector work than the products of one row would. Each output is
- * one chain: for each 32 k, the products of even k and those of odd k in two chains of fma from zero; then
- * sum += even + odd.
+ * that a tile spans 32 k and its sums stay in the unit. Panels are expanded again for each 48 rows (64 where
+ * one stands alone), so that they stay in the first cache, a step or two ahead of the products and a group at
+ * a time between them: side by side in the program, as the processor does not look far enough ahead to put
+ * them so itself. One row goes the same way as many: expanding takes less vector work than the products of
+ * one row would. Each output is one chain: for each 32 k, the products of even k and those of odd k in two
+ * chains of fma from zero; then sum += even + odd.
  *
  * What is expanded is 2^-108 of the weight (folding is done in fp16 and its exponent is taken over as it is),
  * and rows of x come times 2^64, so that products stay clear of subnormals, which the unit drops. */
@@ -36,8 +36,8 @@ static inline int folded_tiles(const struct gemm_block *b)
 /* A panel on its way through the unit. */
 struct folded {
     const uint8_t *panel, *follow; /* follow: the panel that comes next, less the bytes of this one */
-    uint8_t *ring;
-    int n_group, n_step;
+    uint8_t *ring;                 /* of n_ring tiles */
+    int n_ring, n_group, n_step;
     struct fold fold;
 };
 
@@ -70,9 +70,8 @@ INLINE void folded_group(const struct folded *w, int step, const int g)
     const int group = FOLDED_GROUPS * step + g, then = step + FOLDED_FETCH;
     uint8_t *to = folded_tile(w, 2 * step) + (size_t)g * (TILE_BYTES / 2);
     if (group < w->n_group) {
-        const uint8_t *block = w->panel + (size_t)step * NVFP4_BLOCK_BYTES;
-        const uint8_t *from = then < w->n_step ? w->panel : w->follow;
-        fold_group(&w->fold, block, g, to, from + (size_t)then * NVFP4_BLOCK_BYTES);
+        fold_ask((then < w->n_step ? w->panel : w->follow) + (size_t)then * NVFP4_BLOCK_BYTES, g);
+        fold_group(&w->fold, w->panel + (size_t)step * NVFP4_BLOCK_BYTES, g, to);
     } else if (group == w->n_group && g % 2) {
         memset(to, 0, TILE_BYTES / 2);
     }
@@ -220,6 +219,8 @@ static inline void folded_panel(const struct gemm_block *b, int p)
     }
 }
 
+#include "kernels/cpu/block_folded_pair_amx.h" /* in terms of the above */
+
 static inline void block_folded(const struct gemm_block *b)
 {
     struct tile_config config;
@@ -228,7 +229,9 @@ static inline void block_folded(const struct gemm_block *b)
     else
         folded_configure(&config);
     TILE_CONFIG(&config);
-    if (b->n_row > TILE_ROW)
+    if (b->n_row > TILE_ROW && b->n_panel == 2)
+        folded_pairs(b);
+    else if (b->n_row > TILE_ROW)
         for (int p = 0; p < b->n_panel; p++)
             folded_panel(b, p);
     else if (b->n_panel == 2)

@@ -62,12 +62,73 @@ INLINE void i16_tile(const struct gemm_tile *t, int p, const int first_half, con
     nvfp4_store_tile(t, p, first_half, T, HALVES, sum);
 }
 
+/* A group's dot products of one row, all 16 outputs, without what its bias takes away: what is broadcast of x
+ * serves both halves. */
+INLINE void group_of_row(const uint8_t *codes, __m256i table, const int8_t *x, __m256i *dot)
+{
+    __m256i upper[2], lower[2];
+    UNROLL
+    for (int z = 0; z < 2; z++) {
+        __m256i w[2][2];
+        UNROLL
+        for (int h = 0; h < 2; h++) {
+            __m256i c = _mm256_loadu_si256((const __m256i *)(const void *)(codes + 64 * z + 32 * h));
+            w[0][h] = _mm256_shuffle_epi8(table, nvfp4_low_nibbles(c));
+            w[1][h] = _mm256_shuffle_epi8(table, nvfp4_high_nibbles(c));
+        }
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            __m256i u = broadcast_dword(x + 8 * z + 4 * i),
+                    l = broadcast_dword(x + FP4_GROUP + 8 * z + 4 * i);
+            UNROLL
+            for (int h = 0; h < 2; h++) {
+                __m256i pu = _mm256_maddubs_epi16(w[i][h], u), pl = _mm256_maddubs_epi16(w[i][h], l);
+                upper[h] = z + i ? _mm256_add_epi16(upper[h], pu) : pu;
+                lower[h] = z + i ? _mm256_add_epi16(lower[h], pl) : pl;
+            }
+        }
+    }
+    UNROLL
+    for (int h = 0; h < 2; h++)
+        dot[h] = _mm256_add_epi32(_mm256_madd_epi16(upper[h], _mm256_set1_epi16(256)),
+                                  _mm256_madd_epi16(lower[h], _mm256_set1_epi16(1)));
+}
+
+/* One row: memory would be as fast as the shuffles allow, so every operation counts. */
+INLINE void one_row(const struct gemm_tile *t, int p)
+{
+    const __m256i table = nvfp4_biased_codes();
+    const int n_group = t->k / FP4_GROUP;
+    const int8_t *x = t->x[0];
+    const struct i16_group *group = t->x_unit[0];
+    const uint8_t *codes = t->panel[p];
+    __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (int g = 0; g < n_group; g += 4) { /* whose scales lie together */
+        const uint8_t *scale = codes;
+        const int end = n_group - g < 4 ? n_group : g + 4;
+        codes += 4 * WEIGHT_PANEL;
+        for (int at = g; at < end;
+             at++, codes += NVFP4_GROUP_BYTES, scale += WEIGHT_PANEL, x += 2 * FP4_GROUP, group++) {
+            __m256i dot[2];
+            nvfp4_prefetch_group(codes);
+            group_of_row(codes, table, x, dot);
+            __m256i bias = _mm256_set1_epi32(group->bias);
+            __m256 unit = _mm256_broadcast_ss(&group->unit);
+            UNROLL
+            for (int h = 0; h < 2; h++)
+                sum[h] = _mm256_fmadd_ps(_mm256_mul_ps(nvfp4_scale_of_8(scale + 8 * h), unit),
+                                         _mm256_cvtepi32_ps(_mm256_add_epi32(dot[h], bias)), sum[h]);
+        }
+    }
+    nvfp4_store_tile(t, p, 0, 1, 2, sum);
+}
+
 void gemm_avx2_nvfp4_i16(const struct gemm_tile *t)
 {
     for (int p = 0; p < t->n_panel; p++) {
         switch (t->n_row) {
         case 1:
-            i16_tile(t, p, 0, 1, 2);
+            one_row(t, p);
             break;
         case 2:
             i16_tile(t, p, 0, 2, 2);

@@ -177,8 +177,10 @@ void gemm_avx2_row(const struct gemm_row *r)
             v[0] = _mm256_castsi256_ps(b0);
             v[1] = _mm256_castsi256_ps(b1);
         }
-        _mm256_storeu_ps(r->f32 + k, v[0]);
-        _mm256_storeu_ps(r->f32 + k + 8, v[1]);
+        if (r->f32) {
+            _mm256_storeu_ps(r->f32 + k, v[0]);
+            _mm256_storeu_ps(r->f32 + k + 8, v[1]);
+        }
     }
     for (int k = 0; r->i8 && k < r->k_pad; k += I8_BLOCK)
         quantize_block(r, k);

@@ -132,7 +132,8 @@ void gemm_avx512_row(const struct gemm_row *r)
             _mm256_storeu_si256((__m256i *)(r->bf16 + k), half);
             v = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
         }
-        _mm512_storeu_ps(r->f32 + k, v);
+        if (r->f32)
+            _mm512_storeu_ps(r->f32 + k, v);
     }
     if (r->i8)
         row_i8(r);

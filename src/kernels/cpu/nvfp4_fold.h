@@ -48,16 +48,20 @@ INLINE __m512i fold_product(const struct fold *f, __m512i code, __m512h scale)
     return _mm512_and_si512(_mm512_srai_epi16(f16, 3), f->keep);
 }
 
-/* Group g (literal, 0 .. 3) of the block to operand B, 8 lines of 64 bytes: a line holds a pair of k of all
- * 16 rows of the panel, as bf16 that are 2^-108 of the weights, exactly; 64-byte aligned. A fourth of the
- * block at `ahead` is sent for. */
-INLINE void fold_group(const struct fold *f, const uint8_t *block, const int g, uint8_t *line,
-                       const uint8_t *ahead)
+/* A fourth of the block at `ahead` is sent for, to the second cache: the first one's few places for lines on
+ * their way are wanted for rows of x. */
+INLINE void fold_ask(const uint8_t *ahead, const int g)
 {
-    _mm_prefetch((const char *)ahead + 128 * g, _MM_HINT_T0);
-    _mm_prefetch((const char *)ahead + 128 * g + 64, _MM_HINT_T0);
+    _mm_prefetch((const char *)ahead + 128 * g, _MM_HINT_T1);
+    _mm_prefetch((const char *)ahead + 128 * g + 64, _MM_HINT_T1);
     if (g == 3)
-        _mm_prefetch((const char *)ahead + 512, _MM_HINT_T0);
+        _mm_prefetch((const char *)ahead + 512, _MM_HINT_T1);
+}
+
+/* Group g (literal, 0 .. 3) of the block to operand B, 8 lines of 64 bytes: a line holds a pair of k of all
+ * 16 rows of the panel, as bf16 that are 2^-108 of the weights, exactly; 64-byte aligned. */
+INLINE void fold_group(const struct fold *f, const uint8_t *block, const int g, uint8_t *line)
+{
     /* 2^-8 of the scales: e4m3 is fp16 bits then, subnormals too. */
     const __mmask64 upper = 0xaaaaaaaaaaaaaaaau;
     __m512i scales = _mm512_maskz_permutexvar_epi8(upper, f->scales[g], _mm512_loadu_si512(block));

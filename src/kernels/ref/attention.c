@@ -72,6 +72,6 @@ static void split(const struct attention_tile *t, int begin, int end, void *work
 
 void attention_ref(struct pool *pool, struct arena *scratch, const struct attention_args *a)
 {
-    static const struct attention_kernel kernel = {work_bytes, split};
+    static const struct attention_kernel kernel = {work_bytes, split, ATTENTION_ROWS};
     attention_run(pool, scratch, a, &kernel);
 }

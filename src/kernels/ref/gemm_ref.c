@@ -196,16 +196,24 @@ static void quantize_at(const struct gemm_row *r, int k)
     memcpy(r->i8_group + k / FP4_GROUP, group, (size_t)(kept / FP4_GROUP) * sizeof(*group));
 }
 
+/* Element i, rounded and kept as bf16 if that is wanted. */
+static inline float row_element(const struct gemm_row *r, int i)
+{
+    float v = i < r->k ? r->x[i] : 0.0f;
+    if (!r->bf16)
+        return v;
+    r->bf16[i] = bf16_from_float(v);
+    return bf16_to_float(r->bf16[i]);
+}
+
 void gemm_ref_row(const struct gemm_row *r)
 {
-    for (int i = 0; i < r->k_pad; i++) {
-        float v = i < r->k ? r->x[i] : 0.0f;
-        if (r->bf16) {
-            r->bf16[i] = bf16_from_float(v);
-            v = bf16_to_float(r->bf16[i]);
-        }
-        r->f32[i] = v;
-    }
+    if (r->f32)
+        for (int i = 0; i < r->k_pad; i++)
+            r->f32[i] = row_element(r, i);
+    else
+        for (int i = 0; i < r->k_pad; i++)
+            row_element(r, i);
     for (int k = 0; r->i8 && k < r->k_pad; k += I8_BLOCK)
         quantize_at(r, k);
 }

@@ -10,10 +10,10 @@ static void run_rows(void *arg, int begin, int end, int worker)
     for (size_t t = (size_t)begin; t < (size_t)end; t++) {
         float *y = a->y + t * n, *residual = a->residual ? a->residual + t * n : NULL;
         if (a->part && residual) {
-            float squares = row_add_square_sum(residual, a->part, a->n_part, t * n, n);
             /* the other ranks' next row comes from memory: hide some of that */
-            row_scale(y, residual, a->weight, squares, n, a->eps, a->part,
-                      t + 1 < (size_t)end ? a->n_part : 0, (t + 1) * n);
+            int n_next = t + 1 < (size_t)end ? a->n_part : 0;
+            float squares = row_add_square_sum(residual, a->part, a->n_part, t * n, n, n_next);
+            row_scale(y, residual, a->weight, squares, n, a->eps, a->part, n_next, (t + 1) * n);
         } else if (a->part) {
             row_sum(y, a->part, a->n_part, t * n, n);
             row_norm(y, y, NULL, a->weight, n, a->eps);

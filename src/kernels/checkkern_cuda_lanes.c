@@ -131,8 +131,8 @@ static bool make_ready(void *arg, struct cuda_gpu *g, int r)
     size_t bytes;
     plan_one_lane(c, r);
     /* Ranks of one process load kernels under one lock, and the first time may wait for an idle GPU: not
-     * while one waits for the other. */
-    const struct cuda_op alone[] = {c->op[r][2], c->op[r][3]};
+     * while one waits for the other. Halves of other sizes may have other kernels. */
+    const struct cuda_op alone[] = {c->op[r][2], c->op[r][3], c->op[r][4], c->op[r][5]};
     return p->peers_reserve(g, c->n_side) && p->write(g, c->gpu[r], c->before[r], sizeof(struct arrays)) &&
            p->scratch(g, c->op[r], OPS, &bytes) && p->reserve(g, bytes) &&
            p->run(g, alone, COUNT_OF(alone)) && p->sync(g) &&

@@ -3,6 +3,7 @@
 #include <new>
 
 #include "kernels/cuda/plugin/cublaslt.h"
+#include "kernels/cuda/plugin/peers.h"
 #include "kernels/cuda/plugin/prefill.cuh"
 #include "kernels/cuda/plugin/state.h"
 
@@ -142,6 +143,12 @@ bool gpu_scratch(struct cuda_gpu *g, const struct cuda_op *op, int n_op, size_t 
     return true;
 }
 
+/* Whether nothing else on this GPU can wait for a launch of ours: no other rank, whose sums wait for ours. */
+static bool is_alone(const struct cuda_gpu *g)
+{
+    return g->alone && (!g->peers || g->peers->n_sharing == 1);
+}
+
 bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu_limits *limits,
                   cudaStream_t stream)
 {
@@ -152,7 +159,7 @@ bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu
         return false;
     if (bytes > g->scratch_bytes)
         return gpu_fail(g, "run", "more scratch memory than was reserved");
-    const bool alone = g->alone && limits->n_sm == g->limits.n_sm; /* else the side has the other SMs */
+    const bool alone = is_alone(g) && limits->n_sm == g->limits.n_sm; /* else the side has the other SMs */
     const struct op_place at = {limits, (uint8_t *)g->scratch, g->barrier, stream, g->peers, g->lt, alone};
     const char *why = op_table[op->kind](op, &at);
     return !why || gpu_fail(g, "launch", why);
@@ -164,7 +171,7 @@ int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *op, int n_op)
         return 0;
     const struct packed_moe w = moe_of(&op[2]);
     const struct op_place at = {&g->limits, (uint8_t *)g->scratch, g->barrier, g->stream, g->peers, g->lt,
-                                g->alone};
+                                is_alone(g)};
     if (!moe_joined_takes(op, n_op, &w, at.limits))
         return 0;
     const char *why = moe_joined_start(op, &w, &at);

@@ -1,7 +1,6 @@
 #include "engine/step_sample.h"
 
-#define FEW_ROWS 4     /* threads a row from which on they share out its passes, not the rows */
-#define LONG_ROW 32768 /* logits that are worth it */
+#define LONG_ROW 32768 /* logits of one row whose passes are worth sharing out */
 
 static float *logits_row(struct step *s, int out)
 {
@@ -90,12 +89,15 @@ void step_sample_run(struct step *s, int n_out)
         if (s->draw[i].wanted)
             s->sampled[s->out_owner[i]] = s->drawn[i] >= 0 ? s->drawn[i] : -2;
     struct pool *pool = s->runner.pool;
-    bool few = pool && s->n_todo * FEW_ROWS <= pool_size(pool) && s->runner.vocab >= LONG_ROW;
-    if (pool && !few)
+    /* One row: its passes over all logits are shared out. Several: the rows are, since much of a row (top_k,
+     * log probabilities, constraints) is one thread's work. */
+    if (pool && s->n_todo == 1 && s->runner.vocab >= LONG_ROW)
+        sample_row(s, 0, 0, pool);
+    else if (pool)
         pool_run(pool, s->n_todo, sample_item, s);
     else
         for (int i = 0; i < s->n_todo; i++)
-            sample_row(s, i, 0, few ? pool : NULL);
+            sample_row(s, i, 0, NULL);
     for (int i = 0; i < s->sched.n_row; i++)
         if (atomic_load_explicit(&s->unscorable[i], memory_order_relaxed))
             s->sampled[i] = -2;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* Partial results of a call never take more than this: beyond it workers walk whole tiles. */
-#define PART_BYTES_MAX ((size_t)64 << 20)
+#define PART_BYTES_MAX ((size_t)2 << 20) /* for each row of a tile */
 
 /* Four floats of a row, in a register of every x86-64. */
 typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
@@ -231,7 +231,7 @@ void attention_run(struct pool *pool, struct arena *scratch, const struct attent
 
     /* Few tiles and long contexts: several workers share a tile. */
     bool cut = workers > 1 && (size_t)r.n_tile < 4 * workers && r.n_part > r.n_tile &&
-               (size_t)r.n_part * r.part_floats * sizeof(float) <= PART_BYTES_MAX;
+               (size_t)r.n_part * r.part_floats * sizeof(float) <= (size_t)kernel->rows * PART_BYTES_MAX;
     if (cut) {
         r.part = arena_alloc(scratch, (size_t)r.n_part * r.part_floats, sizeof(float));
         pool_run(pool, cut_tiles(&r, (int)workers), run_walk, &r);

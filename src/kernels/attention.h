@@ -58,6 +58,13 @@ static inline const uint8_t *attention_region(const struct attention_tile *t, co
                       kv_head_bytes(kv->type, kv->head_dim);
 }
 
+/* The same, or `otherwise` where the walk has no such position. */
+static inline const uint8_t *attention_region_or(const struct attention_tile *t, const uint8_t *base, int pos,
+                                                 const uint8_t *otherwise)
+{
+    return pos < t->walk_end ? attention_region(t, base, pos) : otherwise;
+}
+
 /* The float query of row r. */
 static inline const float *attention_query(const struct attention_tile *t, int r)
 {

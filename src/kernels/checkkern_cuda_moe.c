@@ -196,6 +196,12 @@ bool checkkern_cuda_moe(const struct checkkern_gpu *g, struct checkkern_report *
         {.n_row = 8, .n_used = 4, .n_expert = 9, .hidden = 2560, .inner = 1536},
         {.n_row = 3, .n_used = 8, .n_expert = 8, .hidden = 4096, .inner = 1408},
         {.n_row = 64, .n_used = 8, .n_expert = 96, .hidden = 128, .inner = 64}, /* its most pairs */
+        {.n_row = 2,
+         .n_used = 2,
+         .n_expert = 3,
+         .hidden = 5120,
+         .inner = 128}, /* too wide for the long ring */
+        {.n_row = 64, .n_used = 1, .n_expert = 11, .hidden = 128, .inner = 8192},
     };
     uint64_t seed = g->seed;
     bool ok = true;

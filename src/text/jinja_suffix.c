@@ -197,7 +197,7 @@ struct jnode *jsuffix_parse_test(struct jparser *p, struct jnode *of)
     }
     if (!negated)
         return node;
-    struct jnode *not = jparse_node(p, JN_NOT);
-    not ->a = node;
-    return not ;
+    struct jnode *negation = jparse_node(p, JN_NOT);
+    negation->a = node;
+    return negation;
 }

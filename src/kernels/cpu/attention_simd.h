@@ -6,11 +6,13 @@
  *     scores  (16 keys)       += word w of q             x unit w of the block's K       w < head_dim [/ 2]
  *     acc     (16 dimensions) += word w of probabilities x unit w * pad / 16 + c of V    w < keys [/ 2]
  * Every element is a single chain of additions in the order of w, so the shape of a register tile (R rows by
- * C units) changes nothing in the result. FP8 blocks are decoded to bf16 first.
+ * C units) changes nothing in the result: through all steps in attention_products.h; from zero in each step,
+ * and then added to what the steps before made, in attention_products_avx2.h, where probabilities stay
+ * floats. FP8 blocks are decoded to bf16 first.
  *
  * With bf16 caches q keeps (nearly) all of its fp32 precision: as the sum of two bf16, or as it is. Rounding
- * it costs more in the logits than rounding the keys does, since all scores of a row then err together. The
- * probabilities are rounded to bf16, and rows are normalized by the sum of the rounded ones. */
+ * it costs more in the logits than rounding the keys does, since all scores of a row then err together. Where
+ * probabilities are rounded to bf16, rows are normalized by the sum of the rounded ones. */
 #include <math.h>
 #include <string.h>
 
@@ -139,12 +141,6 @@ static void prepare_queries(const struct attention_tile *t, int n_row, enum quer
     }
 }
 
-static const uint8_t *block_or(const struct attention_tile *t, const uint8_t *base, int key,
-                               const uint8_t *otherwise)
-{
-    return key < t->walk_end ? attention_region(t, base, key) : otherwise;
-}
-
 /* Where the step's blocks are, and those of the step after it, so that memory is read while this one is
  * computed. The first step of a walk has nobody who fetched for it. */
 static void step_locate(struct step *s, const struct attention_tile *t, int k0, int end)
@@ -159,8 +155,8 @@ static void step_locate(struct step *s, const struct attention_tile *t, int k0, 
         }
         s->k[b] = attention_region(t, t->kv->k, key);
         s->v[b] = attention_region(t, t->kv->v, key);
-        s->next_k[b] = block_or(t, t->kv->k, next, s->k[b]);
-        s->next_v[b] = block_or(t, t->kv->v, next, s->v[b]);
+        s->next_k[b] = attention_region_or(t, t->kv->k, next, s->k[b]);
+        s->next_v[b] = attention_region_or(t, t->kv->v, next, s->v[b]);
         for (size_t i = 0; k0 == t->walk_begin && i < bytes; i += 64) {
             __builtin_prefetch(s->k[b] + i, 0, FETCH_LEVEL);
             __builtin_prefetch(s->v[b] + i, 0, FETCH_LEVEL);

@@ -17,7 +17,7 @@ struct step {
     const uint8_t *k[STEP_BLOCKS], *v[STEP_BLOCKS];
     const uint8_t *next_k[STEP_BLOCKS], *next_v[STEP_BLOCKS]; /* of the step to come: to prefetch */
     int n_key;
-    int first_row;    /* the rows from here to the next register tile do the prefetching */
+    int first_row;    /* attention_products.h: rows from here to the next register tile prefetch */
     size_t word, pad; /* units of a block of keys; value dimensions with padding */
     float scale;
     struct work *work;

@@ -84,12 +84,6 @@ struct chunk {
     size_t bytes; /* of a block in the cache */
 };
 
-static const uint8_t *region_or(const struct attend *a, const uint8_t *base, int key,
-                                const uint8_t *otherwise)
-{
-    return key < a->t->walk_end ? attention_region(a->t, base, key) : otherwise;
-}
-
 /* Blocks of `base` (keys or values) from `block` of the split on. After the last keys of a split come its
  * first values, and after its last values the first keys of the next one. */
 static struct chunk chunk_open(const struct attend *a, const uint8_t *base, int block)
@@ -107,7 +101,7 @@ static struct chunk chunk_open(const struct attend *a, const uint8_t *base, int 
     for (int b = 0; b < c.n_block; b++)
         c.at[b] = attention_region(a->t, base, a->begin + (block + b) * KV_BLOCK);
     for (int b = 0; b < CHUNK_BLOCKS; b++)
-        c.next[b] = region_or(a, then, key + b * KV_BLOCK, c.at[0]);
+        c.next[b] = attention_region_or(a->t, then, key + b * KV_BLOCK, c.at[0]);
     return c;
 }
 

@@ -36,8 +36,8 @@ static inline int folded_tiles(const struct gemm_block *b)
 /* A panel on its way through the unit. */
 struct folded {
     const uint8_t *panel, *follow; /* follow: the panel that comes next, less the bytes of this one */
-    uint8_t *ring;                 /* of n_ring tiles */
-    int n_ring, n_group, n_step;
+    uint8_t *ring;                 /* of FOLDED_RING steps */
+    int n_group, n_step;
     struct fold fold;
 };
 
@@ -232,8 +232,7 @@ static inline void block_folded(const struct gemm_block *b)
     if (b->n_row > TILE_ROW && b->n_panel == 2)
         folded_pairs(b);
     else if (b->n_row > TILE_ROW)
-        for (int p = 0; p < b->n_panel; p++)
-            folded_panel(b, p);
+        folded_panel(b, 0);
     else if (b->n_panel == 2)
         folded_few(b, 2);
     else

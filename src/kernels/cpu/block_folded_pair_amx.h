@@ -4,9 +4,8 @@
 
 /* ---- more rows: two panels at a time ----------------------------------------------------------- */
 
-#define FOLDED_PAIR_MOST                                                              \
-    3 /* tiles of rows of a pass: their sums with both panels leave two tiles to load \
-       */
+/* Tiles of rows of a pass: their sums with both panels leave two tiles to load. */
+#define FOLDED_PAIR_MOST 3
 
 /* What is expanded after product t of the n that a step has: groups of either panel in turn. */
 #define FOLDED_PAIR_SHARE(t, n)                                           \

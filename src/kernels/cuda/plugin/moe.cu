@@ -18,7 +18,14 @@
 #define N_PHASE 2
 #define MASKS   (MOE_SLOTS_MAX / 32)
 
-typedef struct ring<8, 2> moe_ring;
+/* Where the longer chunks do not fit beside eight rows, the shorter may. */
+typedef struct ring<8, 2> long_ring;
+typedef struct ring<4, 2> short_ring;
+
+/* A thread a slot, and one an expert. */
+static_assert(MOE_SLOTS_MAX == N_THREAD && CUDA_EXPERTS_MAX <= N_THREAD, "routing");
+static_assert(CUDA_EXPERTS_MAX * (MASKS + 1) * 4 <= N_WARP * short_ring::stages * short_ring::bytes,
+              "masks lie where the ring comes");
 
 struct moe_params {
     struct packed_moe w;
@@ -184,7 +191,7 @@ static __device__ __forceinline__ void finalize(const moe_params &a)
 
 /* ---- the kernel ------------------------------------------------------------------------------------ */
 
-static __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
+template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_params a)
 {
     DYNAMIC_SHARED(memory);
     SHARED(struct phase[N_PHASE], phases);
@@ -192,7 +199,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_param
     SHARED(uint32_t, met);
     const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0), lane = (int)threadIdx.x % 32;
     const int H = a.w.hidden, I = a.w.inner, n_slot = a.w.n_row * a.w.n_used;
-    uint8_t *xs = memory + N_WARP * moe_ring::stages * moe_ring::bytes;
+    uint8_t *xs = memory + N_WARP * Ring::stages * Ring::bytes;
     float *head = (float *)(xs + a.x_bytes);
     uint32_t *mask = (uint32_t *)memory, *h = (uint32_t *)a.scratch.h, *y = (uint32_t *)a.scratch.y;
 
@@ -225,7 +232,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_param
 
     const moe_passes passes = {&routing};
     uint32_t met_before = 0;
-    moe_ring ring = {};
+    Ring ring = {};
     bool begun = false, may_write = false;
 
 #pragma unroll 1
@@ -247,16 +254,15 @@ static __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_param
                 });
         }
         if (!begun) { /* what is asked for behind weights waits for all of them: rows of x go first */
-            ring = ring_make<moe_ring>(memory, phases, N_PHASE, passes, warp, lane);
+            ring = ring_make<Ring>(memory, phases, N_PHASE, passes, warp, lane);
             if ((int)threadIdx.x < n_pass)
 #pragma unroll
                 for (int i = 0; i < 3; i++)
                     routing.scale[i][threadIdx.x] = scale[i] * CUDA_SCALE_BACK;
         }
         __syncthreads();
-        if (!begun) {
+        if (!begun)
             met_before = met;
-        }
         begun = true;
         if (lo < hi)
             run_round<1>(
@@ -314,11 +320,29 @@ static __global__ void __launch_bounds__(N_THREAD, 1) moe_kernel(const moe_param
 /* ---- which ----------------------------------------------------------------------------------------- */
 
 /* Bytes of rows: all that is left beside the rings; 0: not eight rows. */
-static size_t x_room(const struct packed_moe *w, const struct gpu_limits *limits)
+template <typename Ring> static size_t x_room(const struct packed_moe *w, const struct gpu_limits *limits)
 {
-    const size_t others = ring_bytes<moe_ring>() + head_bytes(1) + 10752; /* the kernel's own */
+    const size_t others = ring_bytes<Ring>() + head_bytes(1) + 10752; /* the kernel's own */
     const size_t least = 8 * (size_t)x_stride(std::max(w->hidden, w->inner));
     return others + least <= limits->shared_bytes ? (limits->shared_bytes - others) & ~(size_t)127 : 0;
+}
+
+template <typename Ring>
+static const char *start(const struct packed_moe *w, const struct moe_scratch *scratch, size_t x_bytes,
+                         const struct gpu_limits *limits, cudaStream_t stream)
+{
+    const moe_params a = {*w,
+                          *scratch,
+                          x_bytes,
+                          {phase_of(w->gate_up, 2 * w->inner, w->hidden, x_bytes),
+                           phase_of(w->down, w->hidden, w->inner, x_bytes)}};
+    const size_t bytes = ring_bytes<Ring>() + x_bytes + head_bytes(1);
+    const char *why = gpu_why(gpu_allow_shared(moe_kernel<Ring>, bytes));
+    /* Blocks wait for each other: only such a launch promises that all run at once, whatever else is on the
+     * GPU. */
+    return why ? why
+               : gpu_why(gpu_launch_together(moe_kernel<Ring>, (unsigned)limits->n_sm, N_THREAD, bytes,
+                                             stream, a));
 }
 
 const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
@@ -330,15 +354,10 @@ const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scra
     if (w->n_expert < 1 || w->n_expert > CUDA_EXPERTS_MAX || w->hidden < 64 || w->hidden % 64 ||
         w->inner < 64 || w->inner % 64)
         return "moe: expected 1 to 512 experts, and hidden and inner sizes that are multiples of 64";
-    moe_params a = {*w, *scratch, 0, {}};
-    if ((a.x_bytes = x_room(w, limits)) == 0)
-        return "moe: eight rows of this length do not fit in shared memory";
-    a.phase[0] = phase_of(w->gate_up, 2 * w->inner, w->hidden, a.x_bytes);
-    a.phase[1] = phase_of(w->down, w->hidden, w->inner, a.x_bytes);
-    const size_t bytes = ring_bytes<moe_ring>() + a.x_bytes + head_bytes(1);
-    const char *why = gpu_why(gpu_allow_shared(moe_kernel, bytes));
-    /* Blocks wait for each other: only such a launch promises that all run at once, whatever else is on the
-     * GPU. */
-    return why ? why
-               : gpu_why(gpu_launch_together(moe_kernel, (unsigned)limits->n_sm, N_THREAD, bytes, stream, a));
+    size_t room = x_room<long_ring>(w, limits);
+    if (room > 0)
+        return start<long_ring>(w, scratch, room, limits, stream);
+    if ((room = x_room<short_ring>(w, limits)) > 0)
+        return start<short_ring>(w, scratch, room, limits, stream);
+    return "moe: eight rows of this length do not fit in shared memory";
 }

@@ -35,8 +35,8 @@ static __device__ __forceinline__ float4 router_four(const cuda_router &r, int e
 /* Choices without groups. */
 static inline bool front_takes(const cuda_router *r)
 {
-    return (r->w.type == CUDA_BF16 || r->w.type == CUDA_F32) && r->n_group <= 1 && r->top_k <= 32 &&
-           r->n_expert <= FRONT_EXPERTS;
+    return (r->w.type == CUDA_BF16 || r->w.type == CUDA_F32) && r->n_group <= 1 && r->top_k >= 1 &&
+           r->top_k <= 32 && r->top_k <= r->n_expert && r->n_expert <= FRONT_EXPERTS;
 }
 
 /* Before what precedes has ended: the weights of this block's logits may be on their way. */

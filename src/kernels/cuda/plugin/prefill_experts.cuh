@@ -174,7 +174,8 @@ static __device__ __forceinline__ void gather(const struct prefill_experts &p, u
     prefill_gathered<F> gathered = {{0, 0}, 0};
     for (int i = 0;; i++) {
         const int at = i % PREFILL_PIECES;
-        if (!bell_has_rung(named + 8 * at, i / PREFILL_PIECES & 1))
+        /* All lanes or none, as they meet in it. */
+        if (!__all_sync(ALL_LANES, bell_has_rung(named + 8 * at, i / PREFILL_PIECES & 1)))
             gathered.ring_all(full);
         bell_wait(named + 8 * at, i / PREFILL_PIECES & 1);
         const struct prefill_piece w = read_piece(smem + F::PIECES_AT + at * (int)sizeof(prefill_piece));

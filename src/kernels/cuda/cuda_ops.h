@@ -18,8 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CUDA_ROWS_MAX    32  /* tokens in a call of the kernels for few rows */
-#define CUDA_SLOTS_MAX   256 /* tokens x experts a token, in a call of them  */
+#define CUDA_ROWS_MAX    32  /* rows in a call of the products' kernels for few */
+#define CUDA_SLOTS_MAX   256 /* with as many tokens: tokens x experts a token up to which each is floats */
 #define CUDA_EXPERTS_MAX 512
 #define CUDA_PARTS_MAX   3 /* matrices that one linear operator multiplies the same rows with */
 #define CUDA_DELTAS_MAX  2
@@ -181,7 +181,8 @@ struct cuda_moe {
     int32_t n_used, n_expert, hidden, inner;         /* the last two multiples of 64 */
     void *each;                                      /* or NULL */
 };
-/* Whether the kernels for many rows take it: those round each product to bf16 before they add. */
+/* Whether `each` is bf16, as the kernel for many rows writes it, and not floats. Without `each` the kernel
+ * for few may take more. */
 static inline bool cuda_moe_is_for_many(int32_t n_row, int32_t n_used)
 {
     return n_row > CUDA_ROWS_MAX || (int64_t)n_row * n_used > CUDA_SLOTS_MAX;

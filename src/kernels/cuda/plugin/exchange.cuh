@@ -77,13 +77,6 @@ static __device__ __forceinline__ uint4 take_four(const uint4 *from, uint4 looke
     return make_uint4(~looked.x, ~looked.y, ~looked.z, ~looked.w);
 }
 
-static __device__ __forceinline__ float4 take_floats(const uint4 *from, uint4 looked)
-{
-    const uint4 v = take_four(from, looked);
-    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                       __uint_as_float(v.w));
-}
-
 #define ASKED 2 /* vectors that a thread asks for at once */
 
 /* n vectors of bf16 as they come, to rows in shared memory, one behind the other (stage_eight). All threads.

@@ -45,17 +45,7 @@ __device__ __forceinline__ void bell_wait(uint32_t bell, uint32_t parity)
                  "r"(parity)
                  : "memory");
 }
-/* Only where it is said so. */
-__device__ __forceinline__ void bell_wait_if(uint32_t bell, uint32_t parity, bool yes)
-{
-    asm volatile("{\n.reg .pred done, no;\nsetp.eq.u32 no, %2, 0;\n@no bra over;\nagain:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra "
-                 "again;\nover:\n}" ::"r"(bell),
-                 "r"(parity), "r"((uint32_t)yes)
-                 : "memory");
-}
-/* An arrival, and the phase lasts until so many bytes of bulk copies are there.
- */
+/* An arrival, and the phase lasts until so many bytes of bulk copies are there. */
 __device__ __forceinline__ void bell_expect(uint32_t bell, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bell), "r"(bytes) : "memory");
@@ -77,17 +67,7 @@ __device__ __forceinline__ bool bell_has_rung(uint32_t bell, uint32_t parity)
                  : "memory");
     return yes;
 }
-/* An arrival when all of this thread's copy_in_16 before it have been performed. */
-__device__ __forceinline__ void bell_ring_copied(uint32_t bell)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bell) : "memory");
-}
 
-/* A run into the L2, some time. */
-__device__ __forceinline__ void prefetch_run(const void *p, uint32_t bytes)
-{
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-}
 /* 16 bytes to shared memory, later, in the generic proxy. */
 __device__ __forceinline__ void copy_in_16(uint32_t to, const void *from)
 {
@@ -279,14 +259,6 @@ static inline uint32_t shared_offset(const void *p)
 {
     return (uint32_t)((const uint8_t *)p - simt::dynamic_shared());
 }
-static inline void prefetch_run(const void *, uint32_t)
-{
-}
-static inline void bell_wait_if(uint32_t bell, uint32_t parity, bool yes)
-{
-    if (yes)
-        bell_wait(bell, parity);
-}
 static inline void bells_made()
 {
 }
@@ -298,10 +270,6 @@ static inline void bell_ring_for(uint32_t bell, uint32_t n)
         bell_ring(bell);
 }
 bool bell_has_rung(uint32_t bell, uint32_t parity);
-static inline void bell_ring_copied(uint32_t bell)
-{
-    bell_ring(bell);
-}
 struct weight_boxes {
     const uint8_t *weight;
     size_t row_bytes, n_row;

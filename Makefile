@@ -20,9 +20,10 @@ timing: build
 	ctest --test-dir $(BUILD) --output-on-failure -L timing
 
 # What make check takes a part of: updates of weights that fail at every single read and step of the commit, of every
-# rank (a third there), and the reference perplexity over the whole text (a quarter there).
+# rank (a third there), the reference perplexity over the whole text (a quarter there), and experts over ranks in every
+# way for every model.
 long: build
-	NYBBLE_LONG=1 ctest --test-dir $(BUILD) --output-on-failure -R 'golden.test_update|cli.test_eval'
+	NYBBLE_LONG=1 ctest --test-dir $(BUILD) --output-on-failure -R 'golden.test_update|cli.test_eval|cli.test_ranks'
 
 # Everything but servers and hosts under the address and undefined-behaviour sanitizers.
 asan:

@@ -5,6 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+#define LINE  ((size_t)64)      /* of the cache           */
+#define LARGE ((size_t)2 << 20) /* a page of the large kind */
 
 static void *or_die(void *p)
 {
@@ -38,10 +42,15 @@ void *mem_try_alloc(size_t n, size_t size)
 
 void *mem_try_aligned(size_t bytes)
 {
-    size_t padded;
-    if (!size_add(bytes, 63, &padded) || padded > PTRDIFF_MAX)
+    bool large = bytes >= 2 * LARGE;
+    size_t unit = large ? LARGE : LINE, padded;
+    if (!size_add(bytes, unit - 1, &padded) || padded > PTRDIFF_MAX)
         return NULL;
-    return aligned_alloc(64, (padded & ~(size_t)63) | (padded < 64 ? 64 : 0));
+    padded &= ~(unit - 1);
+    void *p = aligned_alloc(unit, padded ? padded : unit);
+    if (p && large)
+        madvise(p, padded, MADV_HUGEPAGE); /* best effort */
+    return p;
 }
 
 char *mem_strdup(const char *s)

@@ -10,7 +10,9 @@
 void *mem_alloc(size_t n, size_t size);         /* zeroed (n, size)           */
 void *mem_grow(void *p, size_t n, size_t size); /* realloc to (n, size)       */
 void *mem_try_alloc(size_t n, size_t size);     /* zeroed, or NULL            */
-void *mem_try_aligned(size_t bytes);            /* 64-byte aligned, or NULL; free() */
+/* 64-byte aligned, or NULL; free(). What takes several pages of the large kind is made of such where
+ * possible. */
+void *mem_try_aligned(size_t bytes);
 char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t n);
 char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

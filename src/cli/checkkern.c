@@ -164,6 +164,22 @@ static void bench_row(const struct settings *s, struct checkkern_env *env, const
     arena_reset(env->arena);
 }
 
+/* Whether a row is meant; none: a misspelt filter must not look like a pass. */
+static bool is_wanted(const struct settings *s, const char *name)
+{
+    return !s->filter || strstr(name, s->filter);
+}
+
+static bool any_is_wanted(const struct settings *s)
+{
+    bool any = false;
+    for (int i = 0; !s->cuda && i < checkkern_n_row(); i++)
+        any |= is_wanted(s, checkkern_row(i)->name);
+    for (int i = 0; s->cuda && i < checkkern_cuda_n_row(); i++)
+        any |= is_wanted(s, checkkern_cuda_row(i)->name);
+    return any;
+}
+
 static bool run_level(const struct settings *s, struct checkkern_env *env)
 {
     bool ok = true;
@@ -174,7 +190,7 @@ static bool run_level(const struct settings *s, struct checkkern_env *env)
     }
     for (int i = 0; i < checkkern_n_row(); i++) {
         const struct checkkern_row *row = checkkern_row(i);
-        if (s->filter && !strstr(row->name, s->filter))
+        if (!is_wanted(s, row->name))
             continue;
         if (s->bench)
             bench_row(s, env, row, &roof);
@@ -192,7 +208,7 @@ static bool check_gpu(const struct settings *s, const struct checkkern_gpu *g)
     for (int i = 0; i < checkkern_cuda_n_row(); i++) {
         const struct checkkern_cuda_row *row = checkkern_cuda_row(i);
         struct checkkern_report report = {0};
-        if (s->filter && !strstr(row->name, s->filter))
+        if (!is_wanted(s, row->name))
             continue;
         bool ok = row->check(g, &report);
         arena_reset(g->arena);
@@ -265,10 +281,14 @@ int cli_checkkern(int argc, char **argv)
     int status = parse(argc, argv, &s);
     if (status >= 0)
         return status;
+    if (!any_is_wanted(&s) && !(s.cuda && s.bench)) /* timed lines of the GPU have names of their own */
+        return cli_misuse("checkkern", "--filter %s: no kernel's name contains it", s.filter);
     if (s.cuda)
         return checkkern_gpu(&s);
     enum cpu_level only = CPU_SCALAR;
-    if (s.level && (!cpu_level_parse(s.level, &only) || only > cpu_level()))
+    if (s.level && !cpu_level_parse(s.level, &only))
+        return cli_misuse("checkkern", "--level %s: expected scalar, avx2, avx512 or amx", s.level);
+    if (only > cpu_level())
         return cli_misuse("checkkern", "--level %s: this machine has %s at most", s.level,
                           cpu_level_name(cpu_level()));
     struct nyb_err err;

@@ -30,6 +30,14 @@ static void print_help(FILE *out)
           out);
 }
 
+static int run(const struct command *command, int argc, char **argv)
+{
+    char as[32]; /* getopt's messages begin with it */
+    snprintf(as, sizeof(as), "nybble %s", command->name);
+    argv[0] = as;
+    return command->run(argc, argv);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -47,7 +55,7 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < N_COMMAND; i++)
         if (!strcmp(name, commands[i].name))
-            return cli_close_stdout(name, commands[i].run(argc - 1, argv + 1));
+            return cli_close_stdout(name, run(&commands[i], argc - 1, argv + 1));
     fprintf(stderr, "nybble: no command \"%s\"; nybble --help lists them\n", name);
     return 2;
 }

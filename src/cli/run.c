@@ -19,7 +19,7 @@ static enum nyb_code read_stdin(struct buf *out, struct nyb_err *err)
     buf_add(out, "", 0);
     if (strlen(out->data) != out->len)
         return err_at(err, NYB_E_ARG, "standard input", (int64_t)strlen(out->data), "a NUL byte is not text");
-    return NYB_OK;
+    return run_check_text("standard input", out->data, out->len, err);
 }
 
 static enum nyb_code run_prompt(struct run *r, struct nyb_err *err)
@@ -61,6 +61,9 @@ int cli_run(int argc, char **argv)
     int status;
     if (!run_options(&r, argc, argv, &status))
         return status;
+    if ((r.system && run_check_text("--system", r.system, strlen(r.system), &err)) ||
+        (r.prompt && run_check_text("--prompt", r.prompt, strlen(r.prompt), &err)))
+        return cli_fail("run", &err);
     r.options.progress = cli_progress_update;
     r.options.progress_arg = &bar;
     cli_progress_start(&bar, "loading");

@@ -38,6 +38,8 @@ bool run_was_interrupted(void);
 void run_forget_interrupt(void);
 
 bool run_uses_template(const struct run *r);
+/* An error that names the place and the byte, unless it is UTF-8. */
+enum nyb_code run_check_text(const char *where, const char *text, size_t len, struct nyb_err *err);
 void run_add_message(json_t *messages, const char *role, const char *content, size_t len);
 
 /* Prints the answer as it comes. messages: a JSON array, or NULL for plain text. */

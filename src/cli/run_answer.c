@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cli/run.h"
+#include "text/utf8.h"
 
 static volatile sig_atomic_t interrupted;
 
@@ -39,6 +40,12 @@ void run_forget_interrupt(void)
 bool run_uses_template(const struct run *r)
 {
     return !r->raw && nyb_engine_info(r->engine)->has_chat_template;
+}
+
+enum nyb_code run_check_text(const char *where, const char *text, size_t len, struct nyb_err *err)
+{
+    size_t valid = utf8_valid_prefix(text, len);
+    return valid == len ? NYB_OK : err_at(err, NYB_E_ARG, where, (int64_t)valid, "not valid UTF-8");
 }
 
 void run_add_message(json_t *messages, const char *role, const char *content, size_t len)

@@ -64,6 +64,10 @@ static bool chat_turn(const struct run *r, json_t *messages, const struct buf *m
     struct run_answer a = {0};
     struct nyb_err err;
     bool templated = run_uses_template(r);
+    if (run_check_text("the message", message->data, message->len, &err) != NYB_OK) {
+        cli_fail("run", &err);
+        return false;
+    }
     if (templated)
         run_add_message(messages, "user", message->data, message->len);
     enum nyb_code code = run_answer(r, templated ? messages : NULL, message->data, &a, &err);

@@ -101,7 +101,8 @@ static enum nyb_code fix_message(json_t *message, size_t i, struct nyb_err *err)
     if (!json_is_object(message))
         return refuse(err, i, "must be an object");
     if (!params_is_string(json_object_get(message, "role")))
-        return refuse(err, i, "has no role");
+        return refuse(err, i,
+                      json_object_get(message, "role") ? "must have a string as its role" : "has no role");
     TRY(fix_content(message, i, err));
     json_t *calls = json_object_get(message, "tool_calls"), *call;
     if (calls && !json_is_array(calls) && !json_is_null(calls))
@@ -139,11 +140,18 @@ enum nyb_code messages_check_tools(const json_t *tools, struct nyb_err *err)
     json_array_foreach(tools, i, tool)
     {
         const char *type = json_string_value(json_object_get(tool, "type"));
-        const json_t *function = json_object_get(tool, "function");
-        if (!type || strcmp(type, "function") || !params_is_string(json_object_get(function, "name")))
+        const json_t *function = json_object_get(tool, "function"), *name = json_object_get(function, "name");
+        const json_t *parameters = json_object_get(function, "parameters");
+        if (!type || strcmp(type, "function") || !params_is_string(name) || json_string_length(name) == 0)
             return err_at(
                 err, NYB_E_ARG, "tools", -1,
                 "tools[%zu] must be of type function and have a function with a name. (parameter=tools)", i);
+        if (parameters && !json_is_object(parameters) && !json_is_null(parameters))
+            return err_at(
+                err, NYB_E_ARG, "tools", -1,
+                "the parameters of tools[%zu], the function %.64s, must be a JSON schema, an object. "
+                "(parameter=tools)",
+                i, json_string_value(name));
     }
     return NYB_OK;
 }

@@ -291,6 +291,12 @@ enum nyb_code params_read(struct nyb_sampling *s, const json_t *body, struct are
         if (is_given(v))
             TRY(read_param(&table[i], s, body, v, err));
     }
+    if (is_given(json_object_get(body, "max_completion_tokens")) &&
+        s->max_tokens < 1) /* by the name that was given */
+        return err_at(
+            err, NYB_E_RANGE, "max_completion_tokens", -1,
+            "max_completion_tokens must be at least 1, got %d. (parameter=max_completion_tokens, value=%d)",
+            s->max_tokens, s->max_tokens);
     TRY(params_bool(body, "skip_special_tokens", &skip_special, err));
     s->keep_special_tokens = !skip_special;
     TRY(read_strings(body, "stop", a, &s->stop, &s->n_stop, err));

@@ -50,6 +50,22 @@ expect_in err "standard input"
 
 # What is wrong is said, with the right status.
 expect_status 2 "$NYBBLE" run --no-such-option
+expect_in err "nybble run: unrecognized option '--no-such-option'"
+expect_status 2 "$NYBBLE" bench model --no-such-option
+expect_in err "nybble bench model: unrecognized option '--no-such-option'"
+expect_status 1 "$NYBBLE" run -p $'caf\xe9'
+expect_in err "--prompt: not valid UTF-8 (at byte 3)"
+expect_status 1 "$NYBBLE" run -p x --system $'\xff'
+expect_in err "--system"
+printf 'The king\ncaf\xe9\nThe queen\n' >"$WORK/in"
+status=0
+"$NYBBLE" run --max-tokens 4 --temperature 0 <"$WORK/in" >"$WORK/out" 2>"$WORK/err" || status=$?
+[ $status -eq 1 ] && [ "$(grep -c . "$WORK/out")" -ge 2 ] || fail "a chat goes on after a line that is not text: status $status"
+expect_in err "not valid UTF-8"
+expect_status 2 "$NYBBLE" checkkern --filter no.such.kernel
+expect_in err "no.such.kernel"
+expect_status 2 "$NYBBLE" checkkern --level mmx
+expect_in err "expected scalar, avx2, avx512 or amx"
 expect_status 2 "$NYBBLE" run --threads many
 expect_in err "--threads"
 expect_status 2 "$NYBBLE" run a b

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import SANITIZED, Server  # noqa: E402
@@ -140,6 +141,11 @@ class Calls(WithServer):
         "required": ["at", "times"], "additionalProperties": False}}},
         {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {"far": {"type": "boolean"}}}}}]
 
+    def chats(self, n, fields):
+        """One for each seed, at once: a batch costs little more than one of them."""
+        with ThreadPoolExecutor(16) as pool:
+            return list(pool.map(lambda seed: self.chat(seed=seed, tools=self.tools, **fields(seed)), range(n)))
+
     def check(self, call):
         arguments = json.loads(call["function"]["arguments"])
         if call["function"]["name"] == "look":
@@ -152,8 +158,8 @@ class Calls(WithServer):
 
     def test_required_and_named(self):
         seen = 0
-        for seed in range(SEEDS):
-            choice = self.chat(seed=seed, tools=self.tools, tool_choice="required", parallel_tool_calls=seed % 2 == 0)
+        choices = self.chats(SEEDS, lambda seed: {"tool_choice": "required", "parallel_tool_calls": seed % 2 == 0})
+        for seed, choice in enumerate(choices):
             calls = choice["message"].get("tool_calls") or []
             seen += len(calls) > 0
             for call in calls:
@@ -163,8 +169,8 @@ class Calls(WithServer):
                 self.assertLessEqual(len(calls), 1)
         self.assertGreater(seen, SEEDS // 5)
         named = {"type": "function", "function": {"name": "look"}}
-        for seed in range(8):
-            calls = self.chat(tools=self.tools, tool_choice=named, seed=seed)["message"].get("tool_calls") or []
+        for choice in self.chats(8, lambda seed: {"tool_choice": named}):
+            calls = choice["message"].get("tool_calls") or []
             self.assertEqual([c["function"]["name"] for c in calls], ["look"] * len(calls))
             for call in calls:
                 self.check(call)

@@ -302,7 +302,10 @@ class Errors(WithServer):
             ({"tool_choice": "auto"}, "tool_choice"), ({"tools": [tool], "tool_choice": "any"}, "tool_choice"),
             ({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
             ({"tools": [tool], "tool_choice": "required"}, "tool_choice"),  # this model has no format for them
-            ({"chat_template_kwargs": 3}, "chat_template_kwargs"), ({"max_completion_tokens": 0}, "max_tokens"),
+            ({"chat_template_kwargs": 3}, "chat_template_kwargs"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
+            ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
+            ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools"),
+            ({"messages": [{"role": 5, "content": "x"}]}, "messages[0]"),
             ({"prompt_token_ids": "x"}, "prompt_token_ids"), ({"chat_template": "x"}, "chat_template"),
         ]
         for fields, param in table:

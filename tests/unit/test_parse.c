@@ -1,128 +1,13 @@
-/* Answers into content, reasoning and calls: one table of examples, each read in every cut; malformed calls;
- * hostile text; detection from chat templates. */
+/* Answers into content, reasoning and calls: one table of examples (parse_examples.h), each read in every
+ * cut; malformed calls; hostile text. */
 #include "test.h"
 
 #include <time.h>
-#include <unistd.h>
 
-#include "base/file.h"
 #include "base/mem.h"
+#include "parse_examples.h"
 #include "text/parse.h"
-#include "text/tokenizer.h"
 #include "text/utf8.h"
-
-#define CALL_MARK "\x01" /* between the calls of a trace */
-
-static const char weather_tools[] =
-    "[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"parameters\": {\"type\": \"object\","
-    " \"properties\": {\"city\": {\"type\": \"string\"}, \"days\": {\"type\": \"integer\"},"
-    " \"scale\": {\"type\": \"number\"}, \"wind\": {\"type\": \"boolean\"}, \"where\": {\"type\": "
-    "\"object\"},"
-    " \"list\": {\"type\": [\"array\", \"null\"]}, \"maybe\": {\"anyOf\": [{\"type\": \"integer\"},"
-    " {\"type\": \"null\"}]}, \"unit\": {\"enum\": [\"c\", \"f\"]}, \"any\": {}}}}}]";
-
-struct example {
-    const char *format;
-    bool opened, tools;
-    const char *text;
-    const char *reasoning, *content;
-    const char *calls; /* name(arguments), each followed by CALL_MARK */
-};
-
-/* clang-format off */
-static const struct example examples[] = {
-    {"qwen3", 0, 0, "Hello, world!\n", "", "Hello, world!\n", ""},
-    {"qwen3", 0, 0, "", "", "", ""},
-    {"qwen3", 0, 0, "<think>\nHm.\n\nYes.\n</think>\n\nHello", "Hm.\n\nYes.", "Hello", ""},
-    {"qwen3", 0, 0, "<think>\n\n</think>\n\nHello\n\nthere", "", "Hello\n\nthere", ""},
-    {"qwen3", 1, 0, "Hm.\n</think>\n\nHello", "Hm.", "Hello", ""},
-    {"qwen3", 1, 0, "<think>\nHm.</think>Hello", "Hm.", "Hello", ""},
-    {"qwen3", 1, 0, "a <think> b</think>c", "a <think> b", "c", ""},
-    {"qwen3", 0, 0, "<think><think>a</think>b", "<think>a", "b", ""},
-    {"qwen3", 0, 0, "\xf0\x9f\x9a\x80 caf\xc3\xa9<\xe6\x9d\xb1", "", "\xf0\x9f\x9a\x80 caf\xc3\xa9<\xe6\x9d\xb1", ""},
-    {"qwen3", 0, 0, "<<tool_call>{\"name\":\"f\"}</tool_call>", "", "<", "f({})" CALL_MARK},
-    {"qwen3", 0, 0, "<tool_call><tool_call>{\"name\":\"f\"}</tool_call>", "", "<tool_call>", "f({})" CALL_MARK},
-    {"qwen3", 1, 0, "unfinished thought\n", "unfinished thought\n", "", ""},
-    {"qwen3", 0, 0, "\n\n<think>a</think>b", "a", "b", ""},
-    {"qwen3", 0, 0, "The tag <think> opens it, </think> closes it.", "", "The tag <think> opens it, </think> closes it.", ""},
-    {"qwen3", 0, 0, "<think>a <thin </thin> <tool_call></think>b</think>", "a <thin </thin> <tool_call>", "b</think>", ""},
-    {"qwen3", 0, 0, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>", "", "", "f({\"a\": 1})" CALL_MARK},
-    {"qwen3", 0, 0, "<think>r</think>\n\nSure.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\\n\"}}\n</tool_call>\n<tool_call>\n{\"arguments\": {}, \"name\": \"g\"}\n</tool_call>\nDone",
-     "r", "Sure.\nDone", "f({\"a\": \"</tool_call>\\n\"})" CALL_MARK "g({})" CALL_MARK},
-    {"hermes", 0, 0, "<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": [1, 2]}\"}</tool_call>", "", "", "f({\"a\": [1, 2]})" CALL_MARK},
-    {"hermes", 0, 0, "<tool_call>{\"name\":\"f\"}</tool_call><tool_call>{\"name\":\"g\",\"parameters\":null}</tool_call>", "", "", "f({})" CALL_MARK "g({})" CALL_MARK},
-    {"hermes", 0, 0, "<tool_call>{\"name\":\"caf\\u00e9\",\"arguments\":{\"x\":12345678901234567890.10,\"y\":{\"z\":[{},[],\"\\\"}\"]}}}</tool_call>", "", "",
-     "caf\xc3\xa9({\"x\":12345678901234567890.10,\"y\":{\"z\":[{},[],\"\\\"}\"]}})" CALL_MARK},
-    {"qwen3_coder", 0, 1, "I look.\n\n<tool_call>\n<function=weather>\n<parameter=city>\nS\xc3\xa3o \"Paulo\"\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=scale>\n.5\n</parameter>\n<parameter=wind>\nTrue\n</parameter>\n</function>\n</tool_call>",
-     "", "I look.", "weather({\"city\": \"S\xc3\xa3o \\\"Paulo\\\"\", \"days\": 3, \"scale\": 0.5, \"wind\": true})" CALL_MARK},
-    {"qwen3_coder", 0, 1, "<tool_call><function=weather><parameter=where>{\"x\": [1]}</parameter><parameter=list>null</parameter><parameter=maybe>null</parameter><parameter=city>null</parameter><parameter=unit>f</parameter><parameter=any>7</parameter><parameter=other>8</parameter></function></tool_call>",
-     "", "", "weather({\"where\": {\"x\": [1]}, \"list\": null, \"maybe\": null, \"city\": \"null\", \"unit\": \"f\", \"any\": \"7\", \"other\": \"8\"})" CALL_MARK},
-    {"qwen3_coder", 0, 1, "<tool_call><function=weather><parameter=days>many</parameter><parameter=where>{broken</parameter><parameter=wind>perhaps</parameter></function></tool_call>",
-     "", "", "weather({\"days\": \"many\", \"where\": \"{broken\", \"wind\": \"perhaps\"})" CALL_MARK},
-    {"qwen3_coder", 0, 0, "<tool_call><function=run><parameter=code>\n\nif a < b:\n    x = \"</p\"\n\n</parameter></function></tool_call>",
-     "", "", "run({\"code\": \"\\nif a < b:\\n    x = \\\"</p\\\"\\n\"})" CALL_MARK},
-    {"qwen3_coder", 0, 0, "<tool_call>\n<function=now>\n</function>\n</tool_call>", "", "", "now({})" CALL_MARK},
-    {"qwen3_coder", 1, 0, "I must call.\n<tool_call>\n<function=now>\n</function>\n</tool_call>", "I must call.", "", "now({})" CALL_MARK},
-    {"qwen3_coder", 1, 0, "A <tool_call> is a tag.</think>Yes", "A <tool_call> is a tag.", "Yes", ""},
-    {"glm45", 0, 1, "\n<think>Look.</think>\nLooking.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>12</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
-     "Look.", "Looking.", "weather({\"city\": \"12\", \"days\": 3})" CALL_MARK},
-    {"glm47", 1, 0, "Look.</think><tool_call>f<arg_key>a</arg_key><arg_value>[1, {\"b\": null}]</arg_value><arg_key>c</arg_key><arg_value> x <y>\n</arg_value></tool_call><tool_call>g</tool_call>",
-     "Look.", "", "f({\"a\": [1, {\"b\": null}], \"c\": \" x <y>\\n\"})" CALL_MARK "g({})" CALL_MARK},
-    {"mistral", 0, 0, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": \"]\"}, \"id\": \"abcdefghi\"}, {\"name\": \"g\", \"arguments\": {}}]",
-     "", "", "f({\"a\": \"]\"})" CALL_MARK "g({})" CALL_MARK},
-    {"mistral", 0, 0, "Yes. [TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}]", "", "Yes. ", "f({})" CALL_MARK},
-    {"mistral", 0, 0, "[TOOL_CALLS]f[ARGS]{\"a\": {\"b\": 1}}[TOOL_CALLS]g{\"c\": 2}[TOOL_CALLS]h[CALL_ID]abc123def[ARGS] {}",
-     "", "", "f({\"a\": {\"b\": 1}})" CALL_MARK "g({\"c\": 2})" CALL_MARK "h({})" CALL_MARK},
-    {"mistral", 0, 0, "[THINK]why[/THINK]because [1]", "why", "because [1]", ""},
-    {"ernie45", 1, 0, "abc\n</think>\n\n\n<response>\ndef\n</response>\n", "abc", "def", ""},
-    {"ernie45", 1, 0, "abc\n</think>\n\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n", "abc", "", "f({\"a\": 1})" CALL_MARK},
-    {"ernie45", 0, 0, "<think>\nabc\n</think>\n\ndef <response> ghi</response>", "abc", "def <response> ghi</response>", ""},
-    {"think", 0, 0, "<think>a</think>\n<tool_call>{\"name\": \"f\"}</tool_call>", "a", "<tool_call>{\"name\": \"f\"}</tool_call>", ""},
-    {"plain", 0, 0, "<think>a</think>\n<tool_call>[TOOL_CALLS]\n", "", "<think>a</think>\n<tool_call>[TOOL_CALLS]\n", ""},
-};
-
-/* The answer is the text itself. */
-static const struct { const char *format, *text; } malformed[] = {
-    {"qwen3", "a\n<tool_call>\nnot JSON\n</tool_call>\nb"},
-    {"qwen3", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call>"},
-    {"qwen3", "<tool_call>{\"name\": \"f\", \"arguments\": {}}"},
-    {"qwen3", "<tool_call>{\"name\": \"f\", \"arguments\": {}} and more </tool_call>"},
-    {"qwen3", "<tool_call>{\"name\": 1, \"arguments\": {}}</tool_call>"},
-    {"qwen3", "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>"},
-    {"qwen3", "<tool_call>{\"arguments\": {}}</tool_call>\n"},
-    {"qwen3", "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>"},
-    {"qwen3", "<tool_call>{\"name\": \"f\", \"arguments\": \"{\"}</tool_call>"},
-    {"qwen3", "<tool_call>{\"name\": \"f\\u0000\", \"arguments\": {}}</tool_call>"},
-    {"qwen3", "<tool_call>{\"name\": \"\\ud800\", \"arguments\": {}}</tool_call>"},
-    {"qwen3", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 01}}</tool_call>"},
-    {"qwen3", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"\n\"}}</tool_call>"},
-    {"qwen3", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"\xff\"}}</tool_call>"},
-    {"qwen3", "<tool_call>{'name': 'f'}</tool_call>"},
-    {"qwen3", "<tool_call><tool_call><tool_cal"},
-    {"qwen3", "</tool_call> < <t <to </think>"},
-    {"qwen3_coder", "<tool_call>\n<function=>\n</function>\n</tool_call>"},
-    {"qwen3_coder", "<tool_call>\n<function=f g>\n</function>\n</tool_call>"},
-    {"qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</function>\n</tool_call>"},
-    {"qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</tool_call>"},
-    {"qwen3_coder", "<tool_call>\n<function=f>\ntext\n</function>\n</tool_call>"},
-    {"qwen3_coder", "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>"},
-    {"glm45", "<tool_call></tool_call>"},
-    {"glm45", "<tool_call>f\n<arg_key>a</arg_key>\n</tool_call>"},
-    {"glm45", "<tool_call>f\n<arg_key></arg_key>\n<arg_value>1</arg_value></tool_call>"},
-    {"glm45", "<tool_call>f and g</tool_call>"},
-    {"glm45", "<tool_call>f\n<arg_value>a</arg_value>\n</tool_call>"},
-    {"mistral", "[TOOL_CALLS]"},
-    {"mistral", "[TOOL_CALLS] [] and"},
-    {"mistral", "[TOOL_CALLS][1]"},
-    {"mistral", "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}, 2]"},
-    {"mistral", "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}, {}]"},
-    {"mistral", "[TOOL_CALLS]hello world"},
-    {"mistral", "[TOOL_CALLS]f[ARGS]hello"},
-    {"mistral", "[TOOL_CALLS]f[ARGS]{\"a\": }"},
-    {"mistral", "[TOOL_CALLS]f[CALL_ID]a b[ARGS]{}"},
-    {"ernie45", "<tool_call>\ndef\n</tool_call>\n"},
-};
-/* clang-format on */
 
 /* What the parser said, with pieces of the same part joined. */
 struct trace {
@@ -526,135 +411,6 @@ static void test_parse_markers_do_not_repeat_their_first_byte(void **state)
     assert_null(parse_format_find(""));
 }
 
-static void test_parse_sees_whether_the_prompt_opened_the_reasoning(void **state)
-{
-    (void)state;
-    const struct parse_format *f = parse_format_find("qwen3");
-    static const char open[] = "<|im_start|>assistant\n<think>\n",
-                      shut[] = "assistant\n<think>\n\n</think>\n\n";
-    assert_true(parse_format_opens(f, open, strlen(open)));
-    assert_false(parse_format_opens(f, shut, strlen(shut)));
-    assert_false(parse_format_opens(f, "think>", 6));
-    assert_false(parse_format_opens(parse_format_plain(), open, strlen(open)));
-    assert_true(parse_format_was_opened(f, "a</think>b", 10));
-    assert_false(parse_format_was_opened(f, "<think>a</think>b", 17));
-    assert_false(parse_format_was_opened(f, "ab", 2));
-}
-
-static void write_file(const char *folder, const char *name, const char *text)
-{
-    char *path = path_join(folder, name);
-    FILE *f = fopen(path, "w");
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, strlen(text), f), strlen(text));
-    assert_int_equal(fclose(f), 0);
-    free(path);
-}
-
-static void check_folder(const char *folder, const char *override, const char *format)
-{
-    const struct parse_format *f;
-    struct nyb_err err;
-    if (parse_format_for_folder(&f, folder, override, &err) != NYB_OK)
-        fail_msg("%s", err.message);
-    assert_string_equal(f->name, format);
-}
-
-static void test_parse_detects_the_format_from_a_folder(void **state)
-{
-    (void)state;
-    char folder[] = "/tmp/test_parse_XXXXXX";
-    assert_non_null(mkdtemp(folder));
-    char *config = path_join(folder, "tokenizer_config.json"),
-         *jinja = path_join(folder, "chat_template.jinja");
-    const struct parse_format *f;
-    struct nyb_err err;
-    check_folder(folder, NULL, "plain");
-    write_file(folder, "tokenizer_config.json",
-               "{\"model_max_length\": 1000000000000000019884624838656, \"chat_template\": \"<arg_key> "
-               "<arg_value>\"}");
-    check_folder(folder, NULL, "glm45");
-    write_file(folder, "tokenizer_config.json",
-               "{\"chat_template\": [{\"name\": \"default\", \"template\": \"x\"}, {\"name\": \"tool_use\","
-               " \"template\": \"[TOOL_CALLS]\"}]}");
-    check_folder(folder, NULL, "mistral");
-    write_file(folder, "chat_template.jinja", "<tool_call>");
-    check_folder(folder, NULL, "qwen3");
-    check_folder(NULL, jinja, "qwen3");
-    unlink(jinja);
-    write_file(folder, "tokenizer_config.json", "{");
-    assert_int_equal(parse_format_for_folder(&f, folder, NULL, &err), NYB_E_FORMAT);
-    unlink(config);
-    rmdir(folder);
-    assert_int_not_equal(parse_format_for_folder(&f, NULL, jinja, &err), NYB_OK);
-    free(config);
-    free(jinja);
-}
-
-static void test_parse_knows_when_a_marker_is_a_special_token(void **state)
-{
-    (void)state;
-    static const char json[] = "{\"added_tokens\": [{\"id\": 1, \"content\": \"[TOOL_CALLS]\", "
-                               "\"single_word\": false, \"lstrip\": false,"
-                               " \"rstrip\": false, \"normalized\": false, \"special\": true}, {\"id\": 2, "
-                               "\"content\": \"<tool_call>\","
-                               " \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "
-                               "\"normalized\": false, \"special\": false}],"
-                               " \"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": []}}";
-    char path[] = "/tmp/test_parse_XXXXXX.json";
-    int fd = mkstemps(path, 5);
-    assert_true(fd >= 0);
-    assert_int_equal(write(fd, json, sizeof(json) - 1), sizeof(json) - 1);
-    close(fd);
-    struct tokenizer *tok;
-    struct nyb_err err;
-    if (tok_open(&tok, path, &err) != NYB_OK)
-        fail_msg("%s", err.message);
-    unlink(path);
-    assert_true(parse_format_needs_special(parse_format_find("mistral"), tok));
-    assert_false(parse_format_needs_special(parse_format_find("qwen3"), tok));
-    assert_false(parse_format_needs_special(parse_format_plain(), tok));
-    tok_close(tok);
-}
-
-static void test_parse_detects_the_format_from_a_template(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *file, *format;
-    } known[] = {
-        {"qwen2.5", "qwen3"},
-        {"qwen3", "qwen3"},
-        {"qwen3_2507hybrid", "qwen3"},
-        {"qwen3_thinking2507", "qwen3"},
-        {"qwq", "qwen3"},
-        {"qwen3.5", "qwen3_coder"},
-        {"qwen3_coder", "qwen3_coder"},
-        {"qwen3_coder_hf", "qwen3_coder"},
-        {"glm45_air", "glm45"},
-        {"glm46", "glm45"},
-        {"glm47_flash", "glm45"},
-        {"mistral_nemo", "mistral"},
-        {"mixtral", "plain"},
-        {"ernie45", "plain"},
-        {"deepseek_v31_ik", "think"},
-    };
-    assert_string_equal(parse_format_for_template(NULL)->name, "plain");
-    assert_string_equal(parse_format_for_template("{{ messages[0].content }}")->name, "plain");
-    assert_string_equal(parse_format_for_template("<response> .. <tool_call>")->name, "ernie45");
-    assert_string_equal(parse_format_for_template("<tool_call>{json}")->name, "qwen3");
-    if (!file_is_dir(NYBBLE_SHARED_DIR "/text/templates"))
-        skip();
-    for (size_t i = 0; i < COUNT_OF(known); i++) {
-        char *path = mem_printf("%s/text/templates/%s.jinja", NYBBLE_SHARED_DIR, known[i].file), *source;
-        size_t len;
-        assert_int_equal(file_read_all(path, 1u << 20, &source, &len, NULL), NYB_OK);
-        assert_string_equal(parse_format_for_template(source)->name, known[i].format);
-        free(source);
-        free(path);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -668,10 +424,6 @@ int main(void)
         cmocka_unit_test(test_parse_ids_depend_on_seed_and_index_alone),
         cmocka_unit_test(test_parse_leaves_calls_alone_when_told),
         cmocka_unit_test(test_parse_markers_do_not_repeat_their_first_byte),
-        cmocka_unit_test(test_parse_sees_whether_the_prompt_opened_the_reasoning),
-        cmocka_unit_test(test_parse_detects_the_format_from_a_folder),
-        cmocka_unit_test(test_parse_knows_when_a_marker_is_a_special_token),
-        cmocka_unit_test(test_parse_detects_the_format_from_a_template),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

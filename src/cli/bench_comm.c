@@ -265,7 +265,7 @@ static enum nyb_code run(struct bench *b, struct nyb_err *err)
             "     bytes                fused             composed           all-reduce       MPI all-reduce"
             "  composed / fused\n",
             comm_size(b->comm), comm_backend(b->comm), (long long)b->hidden);
-    bool ok = run_sizes(b);
+    bool ok = comm_measure_ways(b->comm, kernels_cpu(), b->pool) && run_sizes(b);
     if (comm_rank(b->comm) == 0 && b->json)
         printf("]}\n");
     arena_free(&b->rows);

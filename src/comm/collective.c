@@ -1,4 +1,5 @@
 /* Collectives over exchanges; the same for every backend. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -214,10 +215,20 @@ void comm_add_norm_start(struct comm *c, int channel, struct comm_add_norm *a)
 {
     if (c->size == 1)
         return;
-    if (comm_add_norm_fused(c, a->m, a->n))
-        comm_publish_start(c, channel, a->x, (size_t)a->m * (size_t)a->n * sizeof(float));
-    else
+    size_t n = (size_t)a->m * (size_t)a->n;
+    a->announced = false;
+    if (!comm_add_norm_fused(c, a->m, a->n)) {
         start_composed(c, channel, a);
+        return;
+    }
+    size_t bytes = n * sizeof(float);
+    const struct comm_backend_rows *rows = c->backend->rows;
+    a->announced =
+        rows && c->size == 2 && bytes <= rows->bytes_max && c->ways.announced & comm_size_class(bytes);
+    if (a->announced)
+        rows->start(c, channel, a->x, n);
+    else
+        comm_publish_start(c, channel, a->x, bytes);
 }
 
 bool comm_add_norm_middle(struct comm *c, int channel, struct comm_add_norm *a)
@@ -237,6 +248,46 @@ static bool finish_composed(struct comm *c, int channel, struct comm_add_norm *a
                         : comm_allreduce_wait(c, channel, &a->reduce);
 }
 
+struct arrival {
+    struct comm *c;
+    int channel;
+    size_t n; /* floats of a row */
+    atomic_bool lost;
+};
+
+static bool row_come(void *own, int row)
+{
+    struct arrival *a = own;
+    if (!atomic_load_explicit(&a->lost, memory_order_relaxed) &&
+        a->c->backend->rows->come(a->c, a->channel, (size_t)row * a->n, a->n))
+        return true;
+    atomic_store_explicit(&a->lost, true, memory_order_relaxed);
+    return false;
+}
+
+static void row_used(void *own, int row)
+{
+    const struct arrival *a = own;
+    a->c->backend->rows->used(a->c, a->channel, (size_t)row * a->n, a->n);
+}
+
+/* Add and normalize each row as soon as it has come. */
+static bool finish_announced(struct comm *c, int channel, const struct comm_add_norm *a,
+                             struct norm_args *norm)
+{
+    struct arrival arrival = {.c = c, .channel = channel, .n = (size_t)a->n};
+    const struct norm_arrival calls = {row_come, row_used, &arrival};
+    const float *part[2];
+    part[c->rank] = a->x;
+    part[1 - c->rank] = c->backend->rows->data(c, channel);
+    norm->part = part;
+    norm->n_part = 2;
+    norm->arrival = &calls;
+    row_come(&arrival, 0); /* so that the pool does not take a wait for another rank for work */
+    a->kernels->rmsnorm(a->pool, norm);
+    return !atomic_load(&arrival.lost);
+}
+
 bool comm_add_norm_wait(struct comm *c, int channel, struct comm_add_norm *a)
 {
     struct comm_part in[COMM_RANK_MAX];
@@ -248,6 +299,8 @@ bool comm_add_norm_wait(struct comm *c, int channel, struct comm_add_norm *a)
                              .m = a->m,
                              .n = a->n,
                              .eps = a->eps};
+    if (c->size > 1 && a->announced)
+        return finish_announced(c, channel, a, &norm);
     if (c->size > 1 && comm_add_norm_fused(c, a->m, a->n)) {
         if (!comm_exchange_wait(c, channel, in))
             return false;

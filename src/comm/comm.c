@@ -120,6 +120,16 @@ void comm_set_fusion_rows(struct comm *c, int m_max)
     c->fusion_rows = m_max;
 }
 
+void comm_set_ways(struct comm *c, struct comm_ways ways)
+{
+    c->ways = ways;
+}
+
+struct comm_ways comm_ways(const struct comm *c)
+{
+    return c->ways;
+}
+
 void comm_set_one_shot_bytes(struct comm *c, size_t bytes)
 {
     c->one_shot_bytes = bytes;

@@ -8,7 +8,8 @@
  * A communicator has CHANNELS that are independent of one another: two micro-batches in flight use one each.
  * On a channel exchanges happen one after the other, and all ranks start the same ones in the same order.
  *
- * Sums are fp32 in rank order on every rank: all ranks hold the same bits, run after run.
+ * Sums are fp32 in rank order on every rank: all ranks hold the same bits, run after run (but for what a NaN
+ * carries).
  *
  * Failure is sticky. When a rank dies, stops or does not take part in time, every call on every rank fails
  * from then on, and comm_status says why, in one sentence that is the same everywhere. Collectives on a
@@ -117,6 +118,7 @@ struct comm_add_norm {
     /* of the composed path; owned by the functions below */
     struct comm_reduce reduce;
     bool gathering; /* this rank's share is summed and on its way */
+    bool announced; /* the rows tell by themselves that they have come */
 };
 /* The one predicate: whether both functions below take the fused path for m rows of n. */
 bool comm_add_norm_fused(const struct comm *c, int m, int n);
@@ -126,9 +128,23 @@ void comm_add_norm_start(struct comm *c, int channel, struct comm_add_norm *a);
 bool comm_add_norm_middle(struct comm *c, int channel, struct comm_add_norm *a);
 bool comm_add_norm_wait(struct comm *c, int channel, struct comm_add_norm *a);
 
+/* How blocks get from rank to rank in shared memory, by size: bit i is for 4 KB << i and more, the last one
+ * for all that is larger. Smaller blocks have one way. Every rank must set the same. */
+#define COMM_SIZE_CLASSES 7
+struct comm_ways {
+    uint32_t cached;    /* written to the cache; else past it                                     */
+    uint32_t announced; /* fused rows of two ranks tell by themselves that they have come; else a flag does */
+};
+void comm_set_ways(struct comm *c, struct comm_ways ways);
+struct comm_ways comm_ways(const struct comm *c);
+
+/* Measure which way is the fastest for each size, and set them; all ranks call it, and rank 0's clock
+ * decides. Some 50 ms; logged. False: the communicator failed. */
+bool comm_measure_ways(struct comm *c, const struct kernels *kernels, struct pool *pool);
+
 /* Measure where one exchange stops being faster than two and whether fusing pays, and set both; all ranks
- * call it, and rank 0's clock decides. At most some 0.1 s; logged once. fusion false, or fusion_rows > 0:
- * what the operator wants. */
+ * call it, and rank 0's clock decides. Some 0.15 s, longer where ranks share cores; logged once. fusion
+ * false, or fusion_rows > 0: what the operator wants. */
 #define COMM_CALIBRATE_MAX ((size_t)1 << 20)
 void comm_calibrate(struct comm *c, const struct kernels *kernels, struct pool *pool, bool fusion,
                     int fusion_rows);

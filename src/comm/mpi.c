@@ -176,8 +176,8 @@ static void share_cores(struct comm *c)
 
 enum nyb_code comm_open_mpi(struct comm **out, const struct comm_options *o, struct nyb_err *err)
 {
-    static const struct comm_backend backend = {
-        "mpi", start, wait_all, failed, fail, close_mpi, library_allreduce_ns};
+    static const struct comm_backend backend = {"mpi", start,     wait_all, failed,
+                                                fail,  close_mpi, NULL,     library_allreduce_ns};
     void *library = load(err);
     if (!library)
         return NYB_E_UNSUPPORTED;

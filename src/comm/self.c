@@ -32,7 +32,7 @@ static void self_close(struct comm *c)
 enum nyb_code comm_open_self(struct comm **out, struct nyb_err *err)
 {
     static const struct comm_backend backend = {
-        "self", self_start, self_wait, self_failed, self_fail, self_close, NULL,
+        "self", self_start, self_wait, self_failed, self_fail, self_close, NULL, NULL,
     };
     (void)err;
     *out = comm_new(&backend, NULL, 0, 1, SIZE_MAX);

@@ -1,8 +1,9 @@
 /* Processes of one machine over one shared segment.
  *
  * A rank writes its block into its own slot and raises its epoch; the others read it where it lies. Blocks of
- * 4 KB and more are written past the cache: a reader then takes them from memory, which is quicker than to
- * fetch line after line out of another core's cache (measured: 2 to 2.6 times at 16 to 64 KB). */
+ * 4 KB and more are written past the cache unless comm_measure_ways finds the cache faster: where cores are
+ * far apart a reader takes them from memory quicker than line after line out of another core's cache (1.6 to
+ * 2 times at 16 to 64 KB between two dies), where they share one it is the other way round. */
 #include "comm/shm.h"
 
 #include <emmintrin.h>
@@ -23,25 +24,33 @@
 #include "base/cpu.h"
 #include "base/mem.h"
 
-#define STREAM_BYTES 4096u
-#define SPIN_LIMIT   4000    /* some 50 us                                          */
-#define SLICE_NS     5000000 /* of sleep, between looks at failure and deadline  */
-#define REAP_NS      1000000000u
-#define TIMEOUT_MS   10000
-#define PART_ALIGN   64u
+#define SPIN_LIMIT 4000    /* some 50 us                                             */
+#define FIRST_NS   50000   /* of sleep: the raising of the flag may have been missed */
+#define SLICE_NS   5000000 /* of later ones, between looks at failure and deadline   */
+#define REAP_NS    1000000000u
+#define TIMEOUT_MS 10000
+#define PART_ALIGN 64u
 
 /* ---- sleeping ------------------------------------------------------------------------------------ */
 
 /* Not FUTEX_PRIVATE: the word is in shared memory. */
-static void futex_wait(atomic_uint *word, unsigned expected)
+static void futex_wait(atomic_uint *word, unsigned expected, long ns)
 {
-    const struct timespec slice = {.tv_nsec = SLICE_NS};
+    const struct timespec slice = {.tv_nsec = ns};
     syscall(SYS_futex, word, FUTEX_WAIT, expected, &slice, NULL, 0);
 }
 
 static void futex_wake(atomic_uint *word)
 {
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void shm_raise(struct shm_flag *flag, unsigned epoch)
+{
+    _mm_sfence(); /* streaming stores are not ordered by a release */
+    atomic_store_explicit(&flag->epoch, epoch, memory_order_release);
+    if (atomic_load(&flag->sleepers))
+        futex_wake(&flag->epoch);
 }
 
 void shm_wake_all(struct shm *s)
@@ -91,26 +100,28 @@ static uint8_t *slot_of(const struct shm *s, int channel, int rank, unsigned epo
     return s->data + i * s->slot_bytes;
 }
 
-static void copy_out(uint8_t *to, const uint8_t *from, size_t bytes)
+static void copy_out(const struct comm *c, uint8_t *to, const uint8_t *from, size_t bytes)
 {
     size_t i = 0;
-    if (bytes >= STREAM_BYTES)
+    uint32_t size_class = comm_size_class(bytes);
+    if (size_class && !(c->ways.cached & size_class))
         for (; i + 64 <= bytes; i += 64) { /* a whole line, so that it leaves in one piece */
             const __m128i *source = (const __m128i *)(const void *)(from + i);
             __m128i *line = (__m128i *)(void *)(to + i);
-            __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1),
-                    c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
-            _mm_stream_si128(line, a);
-            _mm_stream_si128(line + 1, b);
-            _mm_stream_si128(line + 2, c);
-            _mm_stream_si128(line + 3, d);
+            __m128i v0 = _mm_loadu_si128(source), v1 = _mm_loadu_si128(source + 1),
+                    v2 = _mm_loadu_si128(source + 2), v3 = _mm_loadu_si128(source + 3);
+            _mm_stream_si128(line, v0);
+            _mm_stream_si128(line + 1, v1);
+            _mm_stream_si128(line + 2, v2);
+            _mm_stream_si128(line + 3, v3);
         }
     memcpy(to + i, from + i, bytes - i);
 }
 
-static void copy_parts(struct shm *s, int channel, unsigned epoch, uint8_t *slot,
+static void copy_parts(const struct comm *c, int channel, unsigned epoch, uint8_t *slot,
                        const struct comm_part *part)
 {
+    const struct shm *s = c->own;
     struct shm_part *table = s->header->part[channel][s->rank][epoch % 2];
     size_t at = 0;
     for (int r = 0; r < s->size; r++) {
@@ -118,7 +129,7 @@ static void copy_parts(struct shm *s, int channel, unsigned epoch, uint8_t *slot
             continue;
         ASSERT(part[r].bytes <= s->slot_bytes - at);
         if (part[r].bytes)
-            copy_out(slot + at, part[r].data, part[r].bytes);
+            copy_out(c, slot + at, part[r].data, part[r].bytes);
         table[r] = (struct shm_part){at, part[r].bytes};
         at += (part[r].bytes + PART_ALIGN - 1) & ~(size_t)(PART_ALIGN - 1);
         at = at < s->slot_bytes ? at : s->slot_bytes;
@@ -136,16 +147,13 @@ static void start(struct comm *c, int channel, const struct comm_part *part, boo
     if (same) {
         ASSERT(part[0].bytes <= s->slot_bytes);
         if (part[0].bytes)
-            copy_out(slot, part[0].data, part[0].bytes);
+            copy_out(c, slot, part[0].data, part[0].bytes);
         flag->sent[epoch % 2].bytes = part[0].bytes;
     } else {
-        copy_parts(s, channel, epoch, slot, part);
+        copy_parts(c, channel, epoch, slot, part);
     }
     flag->sent[epoch % 2].same = same;
-    _mm_sfence(); /* streaming stores are not ordered by a release */
-    atomic_store(&flag->epoch, epoch);
-    if (atomic_load(&flag->sleepers))
-        futex_wake(&flag->epoch);
+    shm_raise(flag, epoch);
 }
 
 static bool reached(const struct shm_flag *flag, unsigned epoch)
@@ -174,11 +182,13 @@ static bool sleep_for(struct shm *s, struct shm_flag *flag, int r, unsigned epoc
 {
     uint64_t since = clock_ns();
     bool there = false, hope = true;
+    long slice = FIRST_NS;
     atomic_fetch_add(&flag->sleepers, 1);
     while (!there && hope) {
         unsigned now = atomic_load(&flag->epoch);
         if ((int)(now - epoch) < 0)
-            futex_wait(&flag->epoch, now);
+            futex_wait(&flag->epoch, now, slice);
+        slice = slice < SLICE_NS / 2 ? slice * 2 : SLICE_NS;
         there = reached(flag, epoch);
         hope = there || may_come(s, r, idle, since);
     }
@@ -186,7 +196,7 @@ static bool sleep_for(struct shm *s, struct shm_flag *flag, int r, unsigned epoc
     return there;
 }
 
-static bool wait_for(struct shm *s, int channel, int r, bool idle)
+bool shm_wait_for(struct shm *s, int channel, int r, bool idle)
 {
     struct shm_flag *flag = &s->header->flag[channel][r];
     unsigned epoch = s->epoch[channel];
@@ -207,7 +217,7 @@ static bool wait_all(struct comm *c, int channel, struct comm_part *in, bool idl
     for (int r = 0; r < s->size; r++) {
         if (r == s->rank)
             continue;
-        if (!wait_for(s, channel, r, idle))
+        if (!shm_wait_for(s, channel, r, idle))
             return false;
         const struct shm_flag *flag = &s->header->flag[channel][r];
         const struct shm_part *part = &s->header->part[channel][r][parity][s->rank];
@@ -250,8 +260,9 @@ static enum nyb_code map_segment(struct shm *s, struct nyb_err *err)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), n_slot = (size_t)(COMM_CHANNELS * 2 * s->size), data;
     size_t header = (sizeof(struct shm_header) + page - 1) & ~(page - 1);
+    size_t rows = s->size == 2 ? SHM_ROWS_SLOTS * SHM_ROWS_BYTES : 0;
     s->slot_bytes = (s->slot_bytes + page - 1) & ~(page - 1);
-    if (!size_mul(n_slot, s->slot_bytes, &data) || !size_add(data, header, &s->mapped))
+    if (!size_mul(n_slot, s->slot_bytes, &data) || !size_add(data, header + rows, &s->mapped))
         return err_set(err, NYB_E_MEMORY, "slots of %zu bytes for %d ranks are too large", s->slot_bytes,
                        s->size);
     int fd = memfd_create("nybble-ranks", MFD_CLOEXEC);
@@ -269,7 +280,9 @@ static enum nyb_code map_segment(struct shm *s, struct nyb_err *err)
         return err_set(err, NYB_E_MEMORY, "cannot map %.1f MB for %d ranks: %s", (double)s->mapped * 1e-6,
                        s->size, strerror(cause));
     s->header = base;
-    s->data = (uint8_t *)base + header;
+    s->data = (uint8_t *)base + header + rows;
+    s->rows = rows ? (float *)(void *)((uint8_t *)base + header) : NULL;
+    shm_rows_open(s);
     return NYB_OK;
 }
 
@@ -296,7 +309,8 @@ static enum nyb_code fork_ranks(struct shm *s, struct nyb_err *err)
 
 enum nyb_code comm_fork(struct comm **out, int size, const struct comm_options *o, struct nyb_err *err)
 {
-    static const struct comm_backend backend = {"shm", start, wait_all, failed, fail, close_shm, NULL};
+    static const struct comm_backend backend = {"shm", start,     wait_all,  failed,
+                                                fail,  close_shm, &shm_rows, NULL};
     if (size < 1 || size > COMM_RANK_MAX)
         return err_set(err, NYB_E_RANGE, "%d ranks: expected 1 to %d", size, COMM_RANK_MAX);
     struct shm *s = mem_alloc(1, sizeof(*s));

@@ -42,10 +42,16 @@ struct shm_header {
     struct shm_part part[COMM_CHANNELS][COMM_RANK_MAX][2][COMM_RANK_MAX]; /* from, parity, to */
 };
 
+/* Of rows that announce themselves (shm_rows.c): most in an exchange, and how many such blocks there are. */
+#define SHM_ROWS_BYTES ((size_t)64 << 10)
+#define SHM_ROWS_SLOTS ((size_t)COMM_CHANNELS * 2 * 2)
+
 struct shm {
     struct shm_header *header;
     size_t mapped, slot_bytes;
-    uint8_t *data; /* (channel, rank, 2) slots */
+    uint8_t *data; /* (channel, rank, 2) slots                                            */
+    float *rows;   /* (channel, rank, 2) blocks of SHM_ROWS_BYTES; NULL unless there are two ranks */
+    bool avx2;
     int rank, size, timeout_ms;
     unsigned epoch[COMM_CHANNELS]; /* exchanges that this rank has started */
     pthread_t watcher;
@@ -56,6 +62,18 @@ struct shm {
 bool shm_fail(struct shm *s, const char *reason);
 bool shm_failed(const struct shm *s);
 void shm_wake_all(struct shm *s);
+
+/* Raise it behind all that this thread has stored, and wake whoever sleeps until then. Nobody waits for the
+ * store here, so it may miss one who goes to sleep while it is on its way: first sleeps are short. */
+void shm_raise(struct shm_flag *flag, unsigned epoch);
+/* Until rank r has started what this rank started last on the channel; false: it never will. Any thread. */
+bool shm_wait_for(struct shm *s, int channel, int r, bool idle);
+
+/* ---- shm_rows.c: rows that announce themselves (backend.h) ---------------------------------------- */
+
+extern const struct comm_backend_rows shm_rows;
+/* Before there are ranks. */
+void shm_rows_open(struct shm *s);
 
 /* ---- shm_watch.c: who is alive ------------------------------------------------------------------- */
 

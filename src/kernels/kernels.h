@@ -53,13 +53,23 @@ struct draw {
 
 /* ---- operators ----------------------------------------------------------------------------------- */
 
+/* Rows of parts that are still on their way. Called by any worker, once for each row in any order: `come`
+ * before the row is read (false: it never will; the row's outputs stay as they are), `used` when it has been
+ * read. */
+struct norm_arrival {
+    bool (*come)(void *own, int row);
+    void (*used)(void *own, int row);
+    void *own;
+};
+
 struct norm_args {
     const float *x;           /* (m, n)                                              */
     const float *const *part; /* NULL; or (n_part) arrays (m, n): x is their sum, in this order */
     int n_part;
-    const float *weight; /* (n)                                                 */
-    float *residual;     /* NULL; or (m, n): residual += x first, norm of that  */
-    float *y;            /* (m, n)                                              */
+    const struct norm_arrival *arrival; /* NULL: all rows of `part` are there       */
+    const float *weight;                /* (n)                                                 */
+    float *residual;                    /* NULL; or (m, n): residual += x first, norm of that  */
+    float *y;                           /* (m, n)                                              */
     int m, n;
     float eps; /* y = r * rsqrt(mean(r^2) + eps) * weight             */
 };

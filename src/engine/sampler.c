@@ -18,6 +18,7 @@ struct scratch {
     float *row;             /* (vocab) a copy of the logits, where the raw ones are needed afterwards */
     float *band;            /* (vocab + SAMPLER_SLACK) weights */
     struct candidate *list; /* (vocab) */
+    float *sample;          /* (NUCLEUS_SAMPLE) of a row of weights */
     double *sum;            /* (blocks) */
     int32_t *n_eq;          /* (blocks) */
 };
@@ -42,9 +43,10 @@ enum nyb_code sampler_open(struct sampler **out, int vocab, int n_worker, struct
         c->row = mem_try_aligned(n * sizeof(*c->row));
         c->band = mem_try_aligned((n + SAMPLER_SLACK) * sizeof(*c->band));
         c->list = mem_try_aligned(n * sizeof(*c->list));
+        c->sample = mem_try_aligned(NUCLEUS_SAMPLE * sizeof(*c->sample));
         c->sum = mem_try_aligned(n_block * sizeof(*c->sum));
         c->n_eq = mem_try_aligned(n_block * sizeof(*c->n_eq));
-        if (!c->row || !c->band || !c->list || !c->sum || !c->n_eq) {
+        if (!c->row || !c->band || !c->list || !c->sample || !c->sum || !c->n_eq) {
             sampler_close(s);
             return err_set(err, NYB_E_MEMORY, "no memory for sampling %d tokens on %d threads", vocab,
                            n_worker);
@@ -62,6 +64,7 @@ void sampler_close(struct sampler *s)
         free(s->scratch[i].row);
         free(s->scratch[i].band);
         free(s->scratch[i].list);
+        free(s->scratch[i].sample);
         free(s->scratch[i].sum);
         free(s->scratch[i].n_eq);
     }
@@ -217,7 +220,7 @@ static int32_t sample_nucleus(const struct sampler *s, const float *x, double to
 {
     const struct sampler_spread spread = {s->ops, pool};
     struct choice from = {.w = x, .n = s->vocab, .sum = c->sum, .n_eq_block = c->n_eq};
-    from.cut = nucleus_cut(s->ops, x, s->vocab, total, target, c->band);
+    from.cut = nucleus_cut(&spread, x, s->vocab, c->sample, total, target, c->band, c->sum);
     sampler_spread_split(&spread, x, s->vocab, from.cut, c->sum, c->n_eq);
     double mass = 0;
     int n_eq = 0;
@@ -239,8 +242,11 @@ static int32_t sample_whole(const struct sampler *s, const struct draw *d, float
     float max = sampler_spread_max(&spread, x, s->vocab, &at);
     if (!isfinite(max))
         return -1;
-    double total = sampler_spread_weigh(&spread, x, s->vocab, max, d->scale, d->min_p, x, c->sum);
-    if (d->top_p < 1)
+    bool nucleus = d->top_p < 1;
+    float *sample = nucleus && nucleus_wants_sample(s->vocab) ? c->sample : NULL;
+    double total = sampler_spread_weigh(&spread, x, s->vocab, max, d->scale, d->min_p, x, c->sum, sample,
+                                        NUCLEUS_SAMPLE);
+    if (nucleus)
         return sample_nucleus(s, x, total, total * (double)d->top_p, d->uniform, c, pool);
     return draw_from_row(&(struct choice){.w = x, .n = s->vocab, .sum = c->sum}, d->uniform * total);
 }

@@ -38,8 +38,9 @@ struct sampler_ops {
     double (*mass_from)(const float *w, int n, float bound);
 
     /* low <= w < high into out (n + SAMPLER_SLACK; may be w itself), in their order; returns how many. The
-     * sum of those of at least `high` into *above. */
-    int (*band)(const float *w, int n, float low, float high, float *out, double *above);
+     * sum of those of at least `high` into *above, and of those in each block into sum (sampler_blocks(n), or
+     * NULL). Whole blocks need no slack. */
+    int (*band)(const float *w, int n, float low, float high, float *out, double *above, double *sum);
 
     /* For each block: the sum of the weights above `cut`, and how many are equal to it. */
     void (*split)(const float *w, int n, float cut, double *sum, int32_t *n_eq);

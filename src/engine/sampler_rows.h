@@ -172,7 +172,7 @@ static inline int rows_pack(float *out, lanes_m mask, lanes_f e, const float *fr
 #endif
 }
 
-static int rows_band(const float *w, int n, float low, float high, float *out, double *above)
+static int rows_band(const float *w, int n, float low, float high, float *out, double *above, double *sum)
 {
     const lanes_f from = lanes_all(low), to = lanes_all(high);
     int held = 0;
@@ -192,7 +192,10 @@ static int rows_band(const float *w, int n, float low, float high, float *out, d
                     held += rows_pack(out + held, in, e, step + v * LANES_WIDTH);
             }
         }
-        *above += lanes_sum(s);
+        double block = lanes_sum(s);
+        if (sum)
+            sum[begin / SAMPLER_BLOCK] = block;
+        *above += block;
     }
     return held;
 }

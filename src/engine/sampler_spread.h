@@ -12,10 +12,14 @@ struct sampler_spread {
     struct pool *pool; /* NULL: the caller alone, with ops */
 };
 
-/* As the operations of the same names; sum (sampler_blocks(n)) must be there. */
+/* As the operations of the same names; sum (sampler_blocks(n)) must be there, and out must not be w. */
 float sampler_spread_max(const struct sampler_spread *s, const float *x, int n, int *at);
+/* Besides, n_sample <= n of the weights, evenly spaced, into sample (or NULL): whoever made them has them
+ * near. */
 double sampler_spread_weigh(const struct sampler_spread *s, const float *x, int n, float max, float scale,
-                            float least, float *e, double *sum);
+                            float least, float *e, double *sum, float *sample, int n_sample);
+int sampler_spread_band(const struct sampler_spread *s, const float *w, int n, float low, float high,
+                        float *out, double *above, double *sum);
 void sampler_spread_split(const struct sampler_spread *s, const float *w, int n, float cut, double *sum,
                           int32_t *n_eq);
 

@@ -11,13 +11,16 @@
 
 /* Weight bytes of one work item at most: so long that where one stream ends and the next begins costs little.
  * Towards the end of a call items shrink, so that workers end together. */
-#define ITEM_BYTES  524288
-#define ITEM_SHARE  2 /* items that each worker's part of what is left makes */
-#define PANEL_RUN   2 /* panels summed before they are finished */
-#define ASK_LINES   8 /* of the next run, asked for before the finish of one holds up its reads */
-#define PANEL_SUMS  ((size_t)GEMM_TILE_ROW * WEIGHT_PANEL)
-#define BLOCK_SUMS  ((size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL)
-#define BLOCK_BYTES 655360 /* of an item of blocks with many rows, so that gathering them pays */
+#define ITEM_BYTES 524288
+#define ITEM_SHARE 2 /* items that each worker's part of what is left makes */
+#define PANEL_RUN  2 /* panels summed before they are finished */
+#define ASK_LINES  8 /* of the next run, asked for before the finish of one holds up its reads */
+#define PANEL_SUMS ((size_t)GEMM_TILE_ROW * WEIGHT_PANEL)
+#define BLOCK_SUMS ((size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL)
+/* The same of blocks with many rows, which each item gathers: an expert is one item. Where there are more
+ * than a block has, panels are read again for each block, and should stay in the second cache. */
+#define BLOCK_BYTES  ((size_t)2 << 20)
+#define BLOCKS_BYTES ((size_t)640 << 10)
 
 const char *compute_name(enum compute c)
 {
@@ -25,72 +28,7 @@ const char *compute_name(enum compute c)
     return name[c];
 }
 
-/* ---- activations ------------------------------------------------------------------------------- */
-
-struct prepare {
-    gemm_row_fn *fn;
-    const float *x;
-    const struct operand *op;
-};
-
-static void prepare_rows(void *arg, int begin, int end, int worker)
-{
-    (void)worker;
-    const struct prepare *p = arg;
-    const struct operand *op = p->op;
-    for (int i = begin; i < end; i++) {
-        size_t at = (size_t)i * (size_t)op->k_pad;
-        struct gemm_row row = {.x = p->x + (size_t)i * (size_t)op->k, .k = op->k, .k_pad = op->k_pad};
-        /* The operand's fields are const for its readers; the memory is ours. */
-        if (op->f32)
-            row.f32 = (float *)(uintptr_t)op->f32 + at;
-        if (op->bf16)
-            row.bf16 = (uint16_t *)(uintptr_t)op->bf16 + at;
-        if (op->i8) {
-            row.i8 = (int8_t *)(uintptr_t)op->i8 + at;
-            row.i8_scale =
-                (float *)(uintptr_t)op->i8_scale + (size_t)i * (size_t)operand_i8_scales(op->k_pad);
-            row.i8_group = (struct i8_group *)(uintptr_t)op->i8_group + at / FP4_GROUP;
-        }
-        if (op->i16) {
-            row.i16 = (int16_t *)(uintptr_t)op->i16 + at;
-            row.i16_bytes = (int8_t *)(uintptr_t)op->i16_bytes + 2 * at;
-            row.i16_group = (struct i16_group *)(uintptr_t)op->i16_group + at / FP4_GROUP;
-        }
-        p->fn(&row);
-    }
-}
-
-void gemm_prepare_with(const struct gemm_table *table, struct pool *pool, struct arena *arena,
-                       enum compute mode, const float *x, int m, int k, struct operand *out)
-{
-    int k_pad = ((k + 31) / 32 | 1) * 32;
-    size_t n = (size_t)m * (size_t)k_pad;
-    *out = (struct operand){.m = m, .k = k, .k_pad = k_pad};
-    if (mode == COMPUTE_BF16 || mode == COMPUTE_INT8)
-        out->bf16 = arena_alloc(arena, n, sizeof(uint16_t));
-    if (!out->bf16 || gemm_form_for(table, WEIGHT_BF16, mode) != GEMM_BF16)
-        out->f32 = arena_alloc(arena, n, sizeof(float));
-    if (mode == COMPUTE_INT8) {
-        out->i8 = arena_alloc(arena, n, 1);
-        out->i8_scale = arena_alloc(arena, (size_t)m * (size_t)operand_i8_scales(k_pad), sizeof(float));
-        out->i8_group = arena_alloc(arena, n / FP4_GROUP, sizeof(struct i8_group));
-    }
-    if (gemm_form_for(table, WEIGHT_NVFP4, mode) == GEMM_I16) {
-        out->i16 = arena_alloc(arena, n, sizeof(int16_t));
-        out->i16_bytes = arena_alloc(arena, n, 2);
-        out->i16_group = arena_alloc(arena, n / FP4_GROUP, sizeof(struct i16_group));
-    }
-    struct prepare p = {table->row, x, out};
-    int grain = 16384 / k_pad; /* rows that make a ticket worth drawing */
-    pool_range(pool, m, grain > 0 ? grain : 1, prepare_rows, &p);
-}
-
-void gemm_prepare(struct pool *pool, struct arena *arena, enum compute mode, const float *x, int m, int k,
-                  struct operand *out)
-{
-    gemm_prepare_with(gemm_table_for(cpu_level()), pool, arena, mode, x, m, k, out);
-}
+/* ---- W4A4 --------------------------------------------------------------------------------------- */
 
 /* The inputs of an NVFP4 job as W4A4 hardware would see them: (m, k_pad) of its own, since input scales
  * differ. */
@@ -191,18 +129,24 @@ static void finish_panel(const struct pass *s, int n_row, int panel, const float
 {
     const struct gemm_job *j = s->job;
     int col = panel * WEIGHT_PANEL;
+    size_t at = (size_t)s->first_row * (size_t)j->ldy + (size_t)col;
     struct gemm_finish f = {.sum = sum,
                             .sum_up = sum_up,
                             .scale = s->unit * j->w->global_scale,
                             .scale_up = j->up ? s->unit * j->up->global_scale : 0.0f,
                             .bias = j->bias ? j->bias + col : NULL,
-                            .y = j->y + (size_t)s->first_row * (size_t)j->ldy + col,
+                            .y = j->rounded ? NULL : j->y + at,
+                            .rounded = j->rounded ? j->rounded + at : NULL,
                             .n_row = n_row,
                             .n = j->w->n - col < WEIGHT_PANEL ? j->w->n - col : WEIGHT_PANEL,
                             .ldy = j->ldy,
                             .gated = j->up != NULL,
                             .accumulate = j->accumulate};
     s->table->finish(&f);
+    bool pad = j->rounded && col + WEIGHT_PANEL >= j->w->n; /* operands are zero from k on */
+    for (int i = 0; pad && i < n_row; i++)
+        memset(f.rounded + (size_t)i * (size_t)j->ldy + f.n, 0,
+               (size_t)(j->ldy - j->w->n) * sizeof(*f.rounded));
 }
 
 /* Sums of n panels from `first` on. Where gated, a panel's are followed by its partner's: both at once if
@@ -409,6 +353,7 @@ static void check_job(const struct gemm_job *j)
 {
     ASSERT(j->m >= 0 && j->x->k == j->w->k && j->ldy >= j->w->n);
     ASSERT(j->row || j->m <= j->x->m);
+    ASSERT(!j->rounded || !j->accumulate);
     ASSERT(!j->up || (j->up->n == j->w->n && j->up->k == j->w->k && j->up->type == j->w->type && !j->bias));
 }
 
@@ -425,13 +370,20 @@ static struct panel_cost cost_of_panel(const struct gemm_job *j)
 }
 
 /* Panels of the next item: up to `most` bytes, and no more than a worker's share of the work left, divided by
- * ITEM_SHARE. Even, for pairs of panels. */
-static int panels_of_item(struct panel_cost panel, size_t most, uint64_t left, int workers)
+ * ITEM_SHARE. A multiple of `unit`. */
+static int panels_of_item(struct panel_cost panel, size_t most, uint64_t left, int workers, int unit)
 {
     uint64_t fit = most / panel.bytes, share = left / ((uint64_t)(ITEM_SHARE * workers) * panel.work);
     if (workers > 1 && share < fit)
         fit = share;
-    return fit < 2 ? 2 : fit > 4096 ? 4096 : (int)fit & ~1;
+    return fit < 2 ? unit : fit > 4096 ? 4096 : (int)fit / unit * unit;
+}
+
+static size_t item_bytes(const struct gemm_job *j, bool blocks)
+{
+    if (!blocks || j->m <= WEIGHT_PANEL)
+        return ITEM_BYTES;
+    return j->m <= GEMM_BLOCK_ROW ? BLOCK_BYTES : BLOCKS_BYTES;
 }
 
 /* All items of the jobs, in the order of the jobs' panels. */
@@ -442,19 +394,21 @@ static struct item *cut_items(struct arena *scratch, const struct run *r, int n_
     for (int i = 0; i < n_job; i++) {
         int n_panel = r->job[i].m ? weight_n_panel(r->job[i].w) : 0;
         left += (uint64_t)n_panel * cost_of_panel(&r->job[i]).work;
-        most += ((size_t)n_panel + 1) / 2;
+        most += (size_t)n_panel;
     }
     ASSERT(most < 1u << 30);
+    bool pairs = most >= 2 * (size_t)workers; /* one for everybody */
     struct item *item = arena_alloc(scratch, most, sizeof(*item));
     int n = 0;
     for (int i = 0; i < n_job; i++) {
         const struct gemm_job *j = &r->job[i];
         struct panel_cost panel = cost_of_panel(j);
-        size_t bytes =
-            j->m > WEIGHT_PANEL && gemm_blocks_for(r->table, r->mode, j) ? BLOCK_BYTES : ITEM_BYTES;
+        bool blocks = gemm_blocks_for(r->table, r->mode, j) != NULL;
+        size_t bytes = item_bytes(j, blocks);
+        int unit = pairs && !(blocks && j->up) ? 2 : 1; /* pairs are faster; gate with up is one */
         int n_panel = j->m ? weight_n_panel(j->w) : 0;
         for (int p = 0; p < n_panel; p += item[n++].n_panel) {
-            int here = panels_of_item(panel, bytes, left, workers);
+            int here = panels_of_item(panel, bytes, left, workers, unit);
             here = here < n_panel - p ? here : n_panel - p;
             item[n] = (struct item){i, p, here};
             left -= (uint64_t)here * panel.work;

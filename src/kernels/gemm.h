@@ -71,8 +71,9 @@ struct gemm_job {
     const struct operand *x;
     const int32_t *row; /* (m) rows of x; NULL: rows 0..m-1                           */
     int m;
-    float *y; /* (m, ldy) fp32                                              */
-    int ldy;
+    float *y;          /* (m, ldy) fp32                                              */
+    uint16_t *rounded; /* NULL; or rows of a gemm_operand_open, instead of y                */
+    int ldy;           /* of rounded: the operand's k_pad                                   */
     const float *bias; /* (n) or NULL; not with `up`                                 */
     bool accumulate;   /* y += instead of y =                                        */
 };
@@ -80,6 +81,11 @@ struct gemm_job {
 /* x (m, k) to the operand form of `mode`; memory comes from the arena, work runs on the pool. */
 void gemm_prepare(struct pool *pool, struct arena *arena, enum compute mode, const float *x, int m, int k,
                   struct operand *out);
+/* An operand whose rows products write themselves (gemm_job.rounded), as gemm_prepare would make them of y:
+ * false, and none, where `mode` wants more of an operand on this machine than bf16. */
+bool gemm_operand_open(struct arena *arena, enum compute mode, int m, int k, struct operand *out);
+/* Row i of it, to be written. */
+uint16_t *gemm_operand_row(const struct operand *x, int i);
 void gemm_run(struct pool *pool, struct arena *scratch, enum compute mode, const struct gemm_job *job,
               int n_job);
 

@@ -3,9 +3,9 @@
 #include "fp4/fp4.h"
 #include "kernels/weight_layout.h"
 
-#define PART_ROWS    32 /* of x at least, so that what is decoded serves as many */
-#define PART_UNIT    16
-#define WORKER_ITEMS 4 /* pairs of panels and parts of rows that each worker should find */
+#define PART_DECODED 32 /* rows of x at least, so that what is decoded serves as many */
+#define PART_PLAIN   8  /* where nothing is decoded: as many as a tile has            */
+#define WORKER_ITEMS 4  /* pairs of panels and parts of rows that each worker should find */
 
 /* Rows first .. first + n - 1, as an operand of its own. */
 static struct operand *operand_rows(struct arena *scratch, const struct operand *x, int first, int n)
@@ -33,12 +33,17 @@ static int parts_wanted(int n_pair, int workers)
     return (WORKER_ITEMS * workers + n_pair - 1) / n_pair;
 }
 
-/* Rows of a part: so that `parts` of them make m, no fewer than PART_ROWS. */
-static int part_rows(int m, int parts)
+static int least_rows(const struct gemm_job *job)
 {
-    int rows = (m + parts - 1) / parts;
-    rows = (rows + PART_UNIT - 1) / PART_UNIT * PART_UNIT;
-    return rows < PART_ROWS ? PART_ROWS : rows;
+    return job->w->type == WEIGHT_NVFP4 || job->w->type == WEIGHT_FP8 ? PART_DECODED : PART_PLAIN;
+}
+
+/* Rows of a part: so that `parts` of them make the job's, a multiple of half of the least. */
+static int part_rows(const struct gemm_job *job, int parts)
+{
+    int rows = (job->m + parts - 1) / parts, least = least_rows(job), unit = least / 2;
+    rows = (rows + unit - 1) / unit * unit;
+    return rows < least ? least : rows;
 }
 
 /* Jobs that share their rows, as q, k and v do, share them in parts, too: they are then prepared once. */
@@ -54,7 +59,10 @@ static int cut_job(struct arena *scratch, const struct gemm_job *job, int rows, 
     for (int first = 0; first < job->m || n == 0; first += rows, n++) {
         part[n] = *job;
         part[n].m = job->m - first < rows ? job->m - first : rows;
-        part[n].y = job->y + (size_t)first * (size_t)job->ldy;
+        if (job->rounded)
+            part[n].rounded = job->rounded + (size_t)first * (size_t)job->ldy;
+        else
+            part[n].y = job->y + (size_t)first * (size_t)job->ldy;
         if (job->row)
             part[n].row = job->row + first;
         else
@@ -71,8 +79,8 @@ const struct gemm_job *gemm_split(struct arena *scratch, const struct gemm_job *
     int parts = parts_wanted(n_pair, workers);
     bool worth = false;
     for (int i = 0; parts > 1 && i < *n_job; i++) {
-        worth |= job[i].m >= 2 * PART_ROWS;
-        n_part += job[i].m / part_rows(job[i].m, parts) + 1;
+        worth |= job[i].m >= 2 * least_rows(&job[i]);
+        n_part += job[i].m / part_rows(&job[i], parts) + 1;
     }
     if (!worth)
         return job;
@@ -80,9 +88,11 @@ const struct gemm_job *gemm_split(struct arena *scratch, const struct gemm_job *
     int n = 0;
     const struct gemm_job *last = NULL; /* parts of the job before */
     for (int i = 0; i < *n_job; i++) {
-        const struct gemm_job *twin = last && shares_rows(&job[i - 1], &job[i]) ? last : NULL;
+        int rows = part_rows(&job[i], parts);
+        bool shared = last && shares_rows(&job[i - 1], &job[i]) && part_rows(&job[i - 1], parts) == rows;
+        const struct gemm_job *twin = shared ? last : NULL;
         last = cut + n;
-        n += cut_job(scratch, &job[i], part_rows(job[i].m, parts), twin, cut + n);
+        n += cut_job(scratch, &job[i], rows, twin, cut + n);
     }
     ASSERT(n <= n_part);
     *n_job = n;

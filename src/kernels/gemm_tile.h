@@ -81,6 +81,7 @@ struct gemm_finish {
     float scale, scale_up;     /* global scales                               */
     const float *bias;         /* NULL or (n)                                 */
     float *y;                  /* (n_row, ldy)                                */
+    uint16_t *rounded;         /* NULL; or (n_row, ldy) of bf16 instead of y, at levels that have it */
     int n_row, n, ldy;         /* n: 1 .. WEIGHT_PANEL                        */
     bool gated, accumulate;
 };
@@ -124,6 +125,8 @@ const struct gemm_table *gemm_table_for(enum cpu_level level);
 enum gemm_form gemm_form_for(const struct gemm_table *t, enum weight_type type, enum compute mode);
 void gemm_run_with(const struct gemm_table *table, struct pool *pool, struct arena *scratch,
                    enum compute mode, const struct gemm_job *job, int n_job);
+bool gemm_operand_open_with(const struct gemm_table *table, struct arena *arena, enum compute mode, int m,
+                            int k, struct operand *out);
 void gemm_prepare_with(const struct gemm_table *table, struct pool *pool, struct arena *arena,
                        enum compute mode, const float *x, int m, int k, struct operand *out);
 

@@ -98,7 +98,7 @@ static void embed(struct micro_batch *mb, struct arena *step)
     mb->has_delta = false;
     struct embed e = {&p->weights->embed, p->batch->tok, mb->residual};
     uint64_t begin = stage_begin(p);
-    pool_range(p->pool, mb->n_tok, 4, embed_rows, &e);
+    pool_range(p->pool, mb->n_tok, 1, embed_rows, &e); /* a row lies in as many lines as it has elements */
     stage_end(p, -1, "embed", begin);
     if (p->probe && p->probe->hidden)
         p->probe->hidden(p->probe->arg, -1, mb->residual, mb->n_tok, p->config->hidden);
@@ -125,13 +125,28 @@ static void run_layers(struct micro_batch *mb)
     }
 }
 
+struct gather {
+    const int32_t *row;
+    const float *from;
+    float *to;
+    size_t n;
+};
+
+static void gather_rows(void *arg, int begin, int end, int worker)
+{
+    (void)worker;
+    const struct gather *g = arg;
+    for (size_t i = (size_t)begin; i < (size_t)end; i++)
+        memcpy(g->to + i * g->n, g->from + (size_t)g->row[i] * g->n, g->n * sizeof(float));
+}
+
 /* Rows whose logits are wanted: n_out of them, from the first on. */
-static float *gather(const struct batch *b, int first, int n_out, const float *rows, size_t n,
+static float *gather(const struct pass *p, int first, int n_out, const float *rows, size_t n,
                      struct arena *step)
 {
     float *out = arena_alloc(step, (size_t)n_out * n, sizeof(float));
-    for (size_t i = 0; i < (size_t)n_out; i++)
-        memcpy(out + i * n, rows + (size_t)b->out_row[(size_t)first + i] * n, n * sizeof(float));
+    struct gather g = {p->batch->out_row + first, rows, out, n};
+    pool_range(p->pool, n_out, 1, gather_rows, &g);
     return out;
 }
 
@@ -162,8 +177,8 @@ static void run_head(struct micro_batch *mb, struct arena *step, int first, int 
     const struct pass *p = mb->pass;
     const struct micro_batch layers = *mb;
     size_t n = (size_t)p->config->hidden;
-    mb->residual = gather(p->batch, first, n_out, layers.residual, n, step);
-    mb->delta = gather(p->batch, first, n_out, layers.delta, n, step);
+    mb->residual = gather(p, first, n_out, layers.residual, n, step);
+    mb->delta = gather(p, first, n_out, layers.delta, n, step);
     mb->n_tok = n_out;
     float *norm = layer_rows(mb, p->config->hidden);
     uint64_t begin = stage_begin(p);

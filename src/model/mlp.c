@@ -35,15 +35,20 @@ struct up_jobs {
 };
 
 static void add_up_jobs(struct micro_batch *mb, struct up_jobs *jobs, const struct mlp_group *g,
-                        const struct mlp_call *call, float *act)
+                        const struct mlp_call *call, float *act, const struct operand *rounded)
 {
     struct gemm_job gate = {.w = &call->mlp->gate.w,
                             .x = g->x,
                             .row = call->row,
                             .m = call->m,
-                            .y = act + (size_t)call->first * (size_t)g->intermediate,
                             .ldy = g->intermediate,
                             .bias = call->mlp->gate.bias};
+    if (rounded) {
+        gate.rounded = gemm_operand_row(rounded, call->first);
+        gate.ldy = rounded->k_pad;
+    } else {
+        gate.y = act + (size_t)call->first * (size_t)g->intermediate;
+    }
     if (can_fuse(call->mlp, mb->pass->compute)) {
         gate.up = &call->mlp->up.w;
         jobs->job[jobs->n_job++] = gate;
@@ -58,8 +63,17 @@ static void add_up_jobs(struct micro_batch *mb, struct up_jobs *jobs, const stru
     jobs->unfused[jobs->n_unfused++] = (struct unfused){gate.y, up.y, call->m, g->intermediate};
 }
 
-/* act[i] (group[i].m, intermediate) */
-static void gate_up(struct micro_batch *mb, const struct mlp_group *group, int n_group, float **act)
+/* Whether the products of gate with up write what down wants: then they need be rounded by nobody else. */
+static bool open_operand(struct micro_batch *mb, const struct mlp_group *g, struct operand *x)
+{
+    for (int c = 0; c < g->n_call; c++)
+        if (!can_fuse(g->call[c].mlp, mb->pass->compute))
+            return false;
+    return gemm_operand_open(&mb->scratch, mb->pass->compute, g->m, g->intermediate, x);
+}
+
+/* x[i] (group[i].m, intermediate) */
+static void gate_up(struct micro_batch *mb, const struct mlp_group *group, int n_group, struct operand *x)
 {
     const struct pass *p = mb->pass;
     struct up_jobs jobs = {0};
@@ -68,24 +82,29 @@ static void gate_up(struct micro_batch *mb, const struct mlp_group *group, int n
         n_call += (size_t)group[i].n_call;
     jobs.job = arena_alloc(&mb->scratch, 2 * n_call, sizeof(*jobs.job));
     jobs.unfused = arena_alloc(&mb->scratch, n_call, sizeof(*jobs.unfused));
+    float *act[MLP_GROUPS_MAX] = {NULL};
     for (int i = 0; i < n_group; i++) {
-        act[i] = arena_alloc(&mb->scratch, (size_t)group[i].m * (size_t)group[i].intermediate, sizeof(float));
+        bool rounded = open_operand(mb, &group[i], &x[i]);
+        if (!rounded)
+            act[i] =
+                arena_alloc(&mb->scratch, (size_t)group[i].m * (size_t)group[i].intermediate, sizeof(float));
         for (int c = 0; c < group[i].n_call; c++)
-            add_up_jobs(mb, &jobs, &group[i], &group[i].call[c], act[i]);
+            add_up_jobs(mb, &jobs, &group[i], &group[i].call[c], act[i], rounded ? &x[i] : NULL);
     }
     gemm_run(p->pool, &mb->scratch, p->compute, jobs.job, jobs.n_job);
     for (int i = 0; i < jobs.n_unfused; i++)
         pool_range(p->pool, jobs.unfused[i].m, 4, swiglu_rows, &jobs.unfused[i]);
+    for (int i = 0; i < n_group; i++)
+        if (act[i])
+            gemm_prepare(p->pool, &mb->scratch, p->compute, act[i], group[i].m, group[i].intermediate, &x[i]);
 }
 
-static void down(struct micro_batch *mb, const struct mlp_group *group, int n_group, float *const *act)
+static void down(struct micro_batch *mb, const struct mlp_group *group, int n_group, const struct operand *x)
 {
     const struct pass *p = mb->pass;
-    struct operand *x = arena_alloc(&mb->scratch, (size_t)n_group, sizeof(*x));
     size_t n_call = 0;
     int m_max = 0, n_job = 0;
     for (int i = 0; i < n_group; i++) {
-        gemm_prepare(p->pool, &mb->scratch, p->compute, act[i], group[i].m, group[i].intermediate, &x[i]);
         n_call += (size_t)group[i].n_call;
         m_max = group[i].m > m_max ? group[i].m : m_max;
     }
@@ -131,9 +150,9 @@ void mlp_run(struct micro_batch *mb, const struct mlp_group *group, int n_group)
     n_group = n_some;
     if (n_group == 0)
         return;
-    float **act = arena_alloc(&mb->scratch, (size_t)n_group, sizeof(*act));
-    gate_up(mb, group, n_group, act);
-    down(mb, group, n_group, act);
+    struct operand *x = arena_alloc(&mb->scratch, (size_t)n_group, sizeof(*x));
+    gate_up(mb, group, n_group, x);
+    down(mb, group, n_group, x);
 }
 
 void mlp_dense(struct micro_batch *mb)

@@ -5,8 +5,8 @@
 #include "model/layer.h"
 
 /* Of intermediate rows: long prompts go through the experts in pieces of this. Smaller pieces give an expert
- * so few rows that decoding its weights shows: 512 tokens of most models should be one. */
-#define CHUNK_BYTES (192u << 20)
+ * so few rows that decoding its weights shows: 2048 tokens of most models should be one. */
+#define CHUNK_BYTES (400u << 20)
 
 static const struct layer_weights *weights_of(const struct micro_batch *mb)
 {

@@ -567,11 +567,13 @@ static void test_sampler_passes_have_the_same_bits_on_every_level(void **state)
                     float cut = e[0][n / 2];
                     mass[i] = op[i]->mass_from(e[0], n, cut);
                     op[i]->split(e[0], n, cut, sum[i], n_eq[i]);
-                    held[i] = op[i]->band(e[0], n, 0.1f, 0.7f, band[i], &above[i]);
                 }
                 assert_memory_equal(&mass[0], &mass[1], sizeof(double));
                 assert_memory_equal(sum[0], sum[1], n_block * sizeof(double));
                 assert_memory_equal(n_eq[0], n_eq[1], n_block * sizeof(int32_t));
+                for (int i = 0; i < 2; i++)
+                    held[i] = op[i]->band(e[0], n, 0.1f, 0.7f, band[i], &above[i], sum[i]);
+                assert_memory_equal(sum[0], sum[1], n_block * sizeof(double));
                 assert_memory_equal(&above[0], &above[1], sizeof(double));
                 assert_int_equal(held[0], held[1]);
                 assert_memory_equal(band[0], band[1], (size_t)held[0] * sizeof(float));
@@ -590,9 +592,13 @@ static void test_sampler_nucleus_is_the_smallest_in_float64(void **state)
     (void)state;
     const float share[] = {1e-6f, 0.1f, 0.5f, 0.9f, 0.95f, 0.999f};
     float *x = malloc(N_LARGE * sizeof(float)), *w = malloc(N_LARGE * sizeof(float));
-    float *band = malloc((N_LARGE + SAMPLER_SLACK) * sizeof(float));
+    float *band = malloc((N_LARGE + SAMPLER_SLACK) * sizeof(float)), sample[2][NUCLEUS_SAMPLE];
+    double sum[N_LARGE / SAMPLER_BLOCK + 1];
     assert_true(x && w && band);
     const struct sampler_ops *ops = sampler_ops_at(cpu_level());
+    struct pool *pool;
+    assert_int_equal(pool_open(&pool, 3, NULL), NYB_OK);
+    const struct sampler_spread alone = {ops, NULL}, shared = {ops, pool};
     for (int kind = 0; kind < N_ROW; kind++)
         for (int n = 300; n <= N_LARGE; n += N_LARGE - 300) {
             int at;
@@ -601,7 +607,16 @@ static void test_sampler_nucleus_is_the_smallest_in_float64(void **state)
             if (!isfinite(max))
                 continue;
             assert_true(x[at] == max);
-            double total = ops->weigh(x, n, max, 1.25f, 0, w, NULL), exact = 0;
+            float *wanted[2] = {nucleus_wants_sample(n) ? sample[0] : NULL,
+                                nucleus_wants_sample(n) ? sample[1] : NULL};
+            double total =
+                sampler_spread_weigh(&shared, x, n, max, 1.25f, 0, w, sum, wanted[1], NUCLEUS_SAMPLE);
+            double again =
+                sampler_spread_weigh(&alone, x, n, max, 1.25f, 0, w, sum, wanted[0], NUCLEUS_SAMPLE);
+            assert_true(total == again);
+            if (wanted[0])
+                assert_memory_equal(sample[0], sample[1], sizeof(sample[0]));
+            double exact = 0;
             for (int i = 0; i < n; i++) {
                 double z = isnan(x[i]) ? -INFINITY : ((double)x[i] - (double)max) * 1.25, e = exp(z);
                 exact += e;
@@ -611,7 +626,8 @@ static void test_sampler_nucleus_is_the_smallest_in_float64(void **state)
             assert_true(fabs(total - exact) < 2e-6 * exact);
             for (size_t k = 0; k < sizeof(share) / sizeof(share[0]); k++) {
                 double target = total * (double)share[k], above = 0, equal = 0;
-                float cut = nucleus_cut(ops, w, n, total, target, band);
+                float cut = nucleus_cut(&alone, w, n, sample[0], total, target, band, sum);
+                assert_true(cut == nucleus_cut(&shared, w, n, sample[1], total, target, band, sum));
                 for (int i = 0; i < n; i++) {
                     above += w[i] > cut ? (double)w[i] : 0;
                     equal += w[i] == cut ? (double)w[i] : 0;
@@ -621,6 +637,7 @@ static void test_sampler_nucleus_is_the_smallest_in_float64(void **state)
                              (double)share[k], above, (double)cut, equal, target);
             }
         }
+    pool_close(pool);
     free(x);
     free(w);
     free(band);

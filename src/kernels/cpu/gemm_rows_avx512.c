@@ -30,7 +30,6 @@ void gemm_avx512_finish(const struct gemm_finish *f)
     const __m512 scale = _mm512_set1_ps(f->scale), scale_up = _mm512_set1_ps(f->scale_up);
     const __m512 bias = f->bias ? _mm512_maskz_loadu_ps(in, f->bias) : _mm512_setzero_ps();
     for (int row = 0; row < f->n_row; row++) {
-        float *y = f->y + (size_t)row * (size_t)f->ldy;
         __m512 v = _mm512_mul_ps(_mm512_load_ps(f->sum + row * WEIGHT_PANEL), scale);
         if (f->gated) {
             __m512 up = _mm512_mul_ps(_mm512_load_ps(f->sum_up + row * WEIGHT_PANEL), scale_up);
@@ -39,6 +38,12 @@ void gemm_avx512_finish(const struct gemm_finish *f)
         } else if (f->bias) {
             v = _mm512_add_ps(v, bias);
         }
+        if (f->rounded) {
+            __m256i half = (__m256i)_mm512_cvtneps_pbh(v);
+            _mm256_mask_storeu_epi16(f->rounded + (size_t)row * (size_t)f->ldy, in, half);
+            continue;
+        }
+        float *y = f->y + (size_t)row * (size_t)f->ldy;
         if (f->accumulate)
             v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(in, y));
         if (f->n == WEIGHT_PANEL)

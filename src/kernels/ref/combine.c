@@ -2,11 +2,13 @@
 #include "kernels/ops.h"
 #include "kernels/row.h"
 
-#define COLUMNS 1024 /* of an item: one token still keeps several workers busy */
+#define COLUMNS     1024 /* of an item                                                 */
+#define COLUMNS_FEW 256  /* of few tokens, which still keep several workers busy       */
+#define FEW         8
 
 struct run {
     const struct combine_args *a;
-    int pieces; /* items a row */
+    int pieces, columns; /* items a row, columns an item */
 };
 
 static void run_piece(void *arg, int item, int worker)
@@ -15,7 +17,8 @@ static void run_piece(void *arg, int item, int worker)
     const struct run *r = arg;
     const struct combine_args *a = r->a;
     size_t n = (size_t)a->n, t = (size_t)(item / r->pieces), k = (size_t)a->top_k;
-    size_t begin = (size_t)(item % r->pieces) * COLUMNS, len = n - begin < COLUMNS ? n - begin : COLUMNS;
+    size_t columns = (size_t)r->columns, begin = (size_t)(item % r->pieces) * columns;
+    size_t len = n - begin < columns ? n - begin : columns;
     float *y = a->y + t * n + begin;
     if (a->shared)
         memmove(y, a->shared + t * n + begin, len * sizeof(float));
@@ -29,6 +32,7 @@ static void run_piece(void *arg, int item, int worker)
 
 void ROW_VARIANT(combine)(struct pool *pool, const struct combine_args *a)
 {
-    struct run r = {a, (a->n + COLUMNS - 1) / COLUMNS};
+    int columns = a->m < FEW ? COLUMNS_FEW : COLUMNS;
+    struct run r = {a, (a->n + columns - 1) / columns, columns};
     pool_run(pool, a->m * r.pieces, run_piece, &r);
 }

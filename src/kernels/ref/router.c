@@ -31,6 +31,21 @@ static int take_best(const float *x, bool *taken, int n)
     return best;
 }
 
+/* The k <= n best, best first, the lower index first among equals: each finds its place among those so far,
+ * which most do not reach. */
+static void take_all_best(const float *x, int n, int k, int32_t *best)
+{
+    int held = 0;
+    for (int i = 0; i < n; i++) {
+        if (held == k && !better(x[i], x[best[k - 1]]))
+            continue;
+        int at = held < k ? held++ : k - 1;
+        for (; at > 0 && better(x[i], x[best[at - 1]]); at--)
+            best[at] = best[at - 1];
+        best[at] = i;
+    }
+}
+
 static void score_softmax(const float *logit, float *score, int n)
 {
     float max = logit[0], sum = 0;
@@ -103,9 +118,7 @@ static void route_row(const struct router_args *a, size_t row, struct scratch *s
         s->choice[e] = a->bias ? s->score[e] + a->bias[e] : s->score[e];
     if (a->n_group > 1)
         mask_groups(a, s->choice, s->taken);
-    memset(s->taken, 0, n * sizeof(*s->taken));
-    for (size_t i = 0; i < k; i++)
-        expert[i] = take_best(s->choice, s->taken, a->n_expert);
+    take_all_best(s->choice, a->n_expert, a->top_k, expert);
     if (a->softmax_topk) { /* the chosen logits are in the scores: soften them among themselves */
         for (size_t i = 0; i < k; i++)
             s->choice[i] = logit[expert[i]];

@@ -3,7 +3,7 @@
 overlap.py FOLDER DELAY_US RATE_MBIT TOKENS fits | print SVG
     fits: whether the arithmetic alone takes no longer than the network alone. print: the table, and the picture.
 overlap.py TRACE SVG FIRST LAST
-    The picture of layers FIRST to LAST of the first step in a trace of `bench overlap --device cuda --trace`, and
+    The picture of layers FIRST to LAST of the longest step in a trace of `bench overlap --device cuda --trace`, and
     the share of the sums' time that lies beside arithmetic."""
 import json
 import sys
@@ -30,7 +30,7 @@ def lane_of(name):
 
 
 def communicates(name):
-    return name.endswith((" sum", " norm")) and name != "add, norm"
+    return name == "send" or name.endswith((" sum", " norm")) and name != "add, norm"
 
 
 def in_order(spans, lanes):
@@ -52,9 +52,13 @@ def steps_of(folder):
 
 
 def layers_of(path, first, last):
-    """The same of one trace with both, of some layers of its first kind of step."""
+    """The same of one trace with both, of some layers of its longest step."""
     spans, lanes = load(path)
-    case = lanes[min(e["tid"] for e in spans)].rsplit(", overlap ", 1)[0]
+    total = {}
+    for e in spans:
+        case = lanes[e["tid"]].rsplit(", overlap ", 1)[0]
+        total[case] = total.get(case, 0) + e["dur"]
+    case = max(total, key=total.get)
     return {mode: in_order([e for e in spans if first <= e["args"]["layer"] <= last and
                             lanes[e["tid"]].startswith(f"{case}, overlap {mode}")], lanes) for mode in ("off", "always")}
 

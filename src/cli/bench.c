@@ -48,9 +48,14 @@ int cli_bench(int argc, char **argv)
         fputs(help, stdout);
         return cli_close_stdout("bench", 0);
     }
-    for (size_t i = 0; i < COUNT_OF(table); i++)
-        if (!strcmp(argv[1], table[i].name))
-            return cli_close_stdout("bench", table[i].run(argc - 1, argv + 1));
+    for (size_t i = 0; i < COUNT_OF(table); i++) {
+        char as[32]; /* getopt's messages begin with it */
+        if (strcmp(argv[1], table[i].name))
+            continue;
+        snprintf(as, sizeof(as), "nybble bench %s", table[i].name);
+        argv[1] = as;
+        return cli_close_stdout("bench", table[i].run(argc - 1, argv + 1));
+    }
     return cli_misuse("bench", "measures model, update, load, comm, gpus, overlap or serve, not \"%s\"",
                       argv[1]);
 }

@@ -29,7 +29,9 @@ static const char help[] =
     "(dispatch),\n"
     "and products come back and are added up (combine); choices are random. The limit is what the link needs "
     "for\n"
-    "the bytes that leave the GPU which sends most.\n\n"
+    "the bytes that leave the GPU which sends most; the time is given as so many times that, and as so many "
+    "times\n"
+    "that and a word's way to the other GPU and back.\n\n"
     "  --ranks N        GPUs (default 2)\n"
     "  --hidden N       floats of a row (default 4096)\n"
     "  --max-bytes N    of the largest sum (default 16M); the smallest is 4096\n"
@@ -61,7 +63,7 @@ struct bench {
     /* of the measurement in progress */
     enum what what;
     int n_row;
-    double seconds[CUDA_PEERS_MAX], rate[CUDA_PEERS_MAX];
+    double seconds[CUDA_PEERS_MAX], rate[CUDA_PEERS_MAX], round_trip[CUDA_PEERS_MAX];
 };
 
 static int parse(struct bench *b, int argc, char **argv)
@@ -158,7 +160,8 @@ static bool measure_link(void *arg, struct cuda_gpu *g, int r)
 {
     struct bench *b = arg;
     b->rate[r] = b->group.plugin->peers_rate(g);
-    return b->rate[r] > 0;
+    b->round_trip[r] = b->group.plugin->peers_round_trip(g);
+    return b->rate[r] > 0 && b->round_trip[r] > 0;
 }
 
 static struct cuda_add_norm norm_of(const struct bench *b, int r)
@@ -251,14 +254,16 @@ static bool run_sizes(struct bench *b)
     double rate = b->rate[0];
     for (int r = 1; r < n; r++)
         rate = b->rate[r] < rate ? b->rate[r] : rate;
+    double round_trip = slowest(b->round_trip, n);
     if (b->json)
-        printf("{\"ranks\": %d, \"hidden\": %lld, \"link_gbs\": %.3f, \"sizes\": [", n, (long long)b->hidden,
-               rate * 1e-9);
+        printf("{\"ranks\": %d, \"hidden\": %lld, \"link_gbs\": %.3f, \"round_trip_us\": %.3f, \"sizes\": [",
+               n, (long long)b->hidden, rate * 1e-9, round_trip * 1e6);
     else
-        printf("%d GPUs, rows of %lld floats, link %.1f GB/s each way; microseconds\n"
+        printf("%d GPUs, rows of %lld floats, link %.1f GB/s each way, a word and its answer %.2f us; "
+               "microseconds\n"
                "     bytes   one-shot   two-shot       auto       NCCL  NCCL,norm      limit  NCCL,norm / "
                "best\n",
-               n, (long long)b->hidden, rate * 1e-9);
+               n, (long long)b->hidden, rate * 1e-9, round_trip * 1e6);
     for (size_t bytes = MIN_BYTES; bytes <= b->max_bytes; bytes *= 2) {
         double us[WHAT_COUNT];
         b->n_row = (int)(bytes / row);

@@ -25,7 +25,7 @@ struct bench {
     const struct gpus_bench *o;
     struct gpu_group group;
     struct memory at[CUDA_PEERS_MAX];
-    double rate[CUDA_PEERS_MAX], seconds[CUDA_PEERS_MAX];
+    double rate[CUDA_PEERS_MAX], round_trip[CUDA_PEERS_MAX], seconds[CUDA_PEERS_MAX];
     double rows_out, products_out; /* bytes that leave the GPU that sends most */
     int n_row;                     /* of each rank */
     bool products;
@@ -81,7 +81,8 @@ static bool measure_link(void *arg, struct cuda_gpu *g, int r)
 {
     struct bench *b = arg;
     b->rate[r] = b->group.plugin->peers_rate(g);
-    return b->rate[r] > 0;
+    b->round_trip[r] = b->group.plugin->peers_round_trip(g);
+    return b->rate[r] > 0 && b->round_trip[r] > 0;
 }
 
 /* Another choice for each row, all different; what must leave this rank is counted. */
@@ -196,31 +197,40 @@ static void count_bytes(struct bench *b)
     free(expert);
 }
 
-static void print_head(const struct bench *b, double rate)
+/* Seconds of a word and its answer, bytes a second. */
+struct link {
+    double round_trip, rate;
+};
+
+static void print_head(const struct bench *b, const struct link *link)
 {
     const struct gpus_bench *o = b->o;
     if (o->json)
-        printf(
-            "{\"ranks\": %d, \"hidden\": %d, \"experts\": %d, \"top_k\": %d, \"link_gbs\": %.3f, \"rows\": [",
-            b->group.size, o->hidden, o->n_expert, o->top_k, rate * 1e-9);
+        printf("{\"ranks\": %d, \"hidden\": %d, \"experts\": %d, \"top_k\": %d, \"link_gbs\": %.3f, "
+               "\"round_trip_us\": %.3f, \"rows\": [",
+               b->group.size, o->hidden, o->n_expert, o->top_k, link->rate * 1e-9, link->round_trip * 1e6);
     else
-        printf("%d GPUs, rows of %d, %d of %d experts each, link %.1f GB/s each way; microseconds, and the "
-               "time over "
-               "the limit\n"
-               " rows/GPU    dispatch       limit  over    combine       limit  over\n",
-               b->group.size, o->hidden, o->top_k, o->n_expert, rate * 1e-9);
+        printf("%d GPUs, rows of %d, %d of %d experts each, link %.1f GB/s each way, a word and its answer "
+               "%.2f us; microseconds, and the time over the limit, and over it and that word\n"
+               " rows/GPU    dispatch       limit  over  over    combine       limit  over  over\n",
+               b->group.size, o->hidden, o->top_k, o->n_expert, link->rate * 1e-9, link->round_trip * 1e6);
 }
 
-static void print_rows(const struct bench *b, const double us[2], double rate, bool first)
+static void print_rows(const struct bench *b, const double us[2], const struct link *link, bool first)
 {
-    double limit[2] = {1e6 * b->rows_out / rate, 1e6 * b->products_out / rate};
-    if (b->o->json)
+    double limit[2] = {1e6 * b->rows_out / link->rate, 1e6 * b->products_out / link->rate},
+           word = 1e6 * link->round_trip;
+    if (b->o->json) {
         printf("%s{\"rows\": %d, \"dispatch_us\": %.3f, \"dispatch_limit_us\": %.3f, \"combine_us\": %.3f, "
                "\"combine_limit_us\": %.3f}",
                first ? "" : ", ", b->n_row, us[0], limit[0], us[1], limit[1]);
-    else
-        printf("%9d  %10.2f  %10.2f  %4.1f %10.2f  %10.2f  %4.1f\n", b->n_row, us[0], limit[0],
-               limit[0] > 0 ? us[0] / limit[0] : 0, us[1], limit[1], limit[1] > 0 ? us[1] / limit[1] : 0);
+        return;
+    }
+    printf("%9d", b->n_row);
+    for (int i = 0; i < 2; i++)
+        printf("  %10.2f  %10.2f  %4.1f  %4.1f", us[i], limit[i], limit[i] > 0 ? us[i] / limit[i] : 0,
+               us[i] / (limit[i] + word));
+    printf("\n");
     fflush(stdout);
 }
 
@@ -229,10 +239,10 @@ static bool run(struct bench *b)
     struct gpu_group *g = &b->group;
     if (!gpu_group_run(g, take_memory, b) || !gpu_group_run(g, measure_link, b))
         return false;
-    double rate = b->rate[0];
+    struct link link = {most(b->round_trip, g->size), b->rate[0]};
     for (int r = 1; r < g->size; r++)
-        rate = b->rate[r] < rate ? b->rate[r] : rate;
-    print_head(b, rate);
+        link.rate = b->rate[r] < link.rate ? b->rate[r] : link.rate;
+    print_head(b, &link);
     for (b->n_row = 1; b->n_row <= b->o->max_rows; b->n_row *= 4) {
         double us[2];
         if (!gpu_group_run(g, write_rows, b))
@@ -244,7 +254,7 @@ static bool run(struct bench *b)
             us[i] = 1e6 * most(b->seconds, g->size);
         }
         count_bytes(b);
-        print_rows(b, us, rate, b->n_row == 1);
+        print_rows(b, us, &link, b->n_row == 1);
     }
     if (b->o->json)
         printf("]}\n");

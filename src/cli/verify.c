@@ -49,6 +49,7 @@ struct verify {
     struct errors errors;
     int n_step, n_equal; /* greedy steps                                             */
     double worst_tie;    /* largest logit distance at a step that differs            */
+    json_t *chosen;      /* what this model takes at each step; NULL: not asked for  */
     bool pass;
     char reason[256]; /* of a failure */
 };
@@ -212,6 +213,8 @@ static enum nyb_code compare_case(struct verify *v, struct model *m, const struc
         int32_t got = sequence_argmax(logits, vocab);
         double distance = (double)logits[got] - (double)logits[c->greedy[i]];
         v->n_step++;
+        if (v->chosen)
+            json_array_append_new(v->chosen, json_integer(got));
         if (got == c->greedy[i])
             v->n_equal++;
         else if (!(distance <= v->worst_tie))
@@ -323,12 +326,13 @@ static void print_json(const struct verify *v, const char *folder)
         if (e->other_routing[t])
             json_array_append_new(routing, json_integer(t));
     }
-    json_t *root = json_pack("{s:s, s:s, s:b, s:s, s:o, s:o, s:o, s:i, s:i, s:o, s:o, s:o, s:o}", "model",
-                             folder, "compute", compute_name(v->common.compute), "pass", v->pass, "reason",
-                             v->reason, "logits_error", number(e->logits), "logits_median", number(e->median),
-                             "logits_worst", number(e->worst), "greedy_steps", v->n_step, "greedy_equal",
-                             v->n_equal, "greedy_worst_tie", number(v->worst_tie), "hidden_error", hidden,
-                             "position_error", position, "routing_differs", routing);
+    json_t *root =
+        json_pack("{s:s, s:s, s:b, s:s, s:o, s:o, s:o, s:i, s:i, s:o, s:o, s:o, s:o, s:O}", "model", folder,
+                  "compute", compute_name(v->common.compute), "pass", v->pass, "reason", v->reason,
+                  "logits_error", number(e->logits), "logits_median", number(e->median), "logits_worst",
+                  number(e->worst), "greedy_steps", v->n_step, "greedy_equal", v->n_equal, "greedy_worst_tie",
+                  number(v->worst_tie), "hidden_error", hidden, "position_error", position, "routing_differs",
+                  routing, "greedy_ids", v->chosen);
     json_dumpf(root, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
     putchar('\n');
     json_decref(root);
@@ -384,7 +388,9 @@ int cli_verify(int argc, char **argv)
     if (!common_take_model(&v.common, "verify", argc, argv, optind))
         return 2;
     struct nyb_err err;
+    v.chosen = v.json ? json_array() : NULL;
     enum nyb_code code = run(&v, &err);
+    json_decref(v.chosen);
     if (code != NYB_OK)
         return cli_fail("verify", &err);
     return v.pass ? 0 : 1;

@@ -44,6 +44,7 @@ static const struct checkkern_cuda_row row_table[] = {
     {"cuda.linear.w4a4", checkkern_cuda_linear_w4a4},
     {"cuda.moe.w4a4", checkkern_cuda_moe_w4a4},
     {"cuda.allreduce", checkkern_cuda_all_reduce},
+    {"cuda.sent", checkkern_cuda_sent},
     {"cuda.gather", checkkern_cuda_gather},
     {"cuda.lanes", checkkern_cuda_lanes},
     {"cuda.dispatch", checkkern_cuda_dispatch},

@@ -229,17 +229,16 @@ static void attend(const struct scene *s, const uint16_t *q, int first, int n, i
 }
 
 /* One row sequences are `single`, others are cut into tiles; both lists end with some that do not count: of
- * `single` one, or as many as make it a step of more rows, for which there are kernels and parts of their
- * own. `tile`: rows of a tile, 20 or more. */
+ * `single` `extra`, which may make it a step of more than eight rows, for which there are kernels and parts
+ * of their own. `tile`: rows of a tile, 20 or more; n_split: at least. */
 struct lists {
     struct cuda_tile single[SEQ_MAX + EXTRA_MAX], tile[SEQ_MAX * 8];
     int n_single, n_tile, n_split, n_extra;
 };
 
-static struct lists make_lists(const struct scene *s, int round, int tile)
+static struct lists make_lists(const struct scene *s, int extra, int n_split, int tile)
 {
-    static const int extra[] = {1, 5, EXTRA_MAX};
-    struct lists l = {.n_split = 1, .n_extra = extra[round % 3]};
+    struct lists l = {.n_split = n_split, .n_extra = extra};
     for (int i = 0, row = 0; i < s->n_seq; row += s->n_ask[i++]) {
         if (s->n_ask[i] == 1) {
             int splits = (s->n_key[i] + CUDA_SPLIT_KEYS - 1) / CUDA_SPLIT_KEYS;
@@ -309,18 +308,19 @@ static bool check_y(struct gpu_case *c, const struct scene *s, const uint16_t *q
     return true;
 }
 
-/* Whether rows of tiles have the same bits however their sequence is cut into them. */
+/* Whether rows have the same bits however their sequence is cut into tiles, and whatever else is in the step.
+ */
 static bool check_cuts(struct gpu_case *c, const struct scene *s, const uint16_t *y, const uint16_t *other)
 {
     size_t width = (size_t)(s->n_head * s->d);
     for (int i = 0, row = 0; i < s->n_seq; row += s->n_ask[i++])
-        for (int t = 0; s->n_ask[i] > 1 && t < s->n_ask[i]; t++) {
+        for (int t = 0; t < s->n_ask[i]; t++) {
             size_t at = (size_t)(row + t) * width;
             bool ok = memcmp(y + at, other + at, width * sizeof(*y)) == 0;
             if (!checkkern_case(
                     c->report, ok,
                     "cache type %d, %d heads of %d over %d: row %d (of %d): other bits in a tile of "
-                    "other rows",
+                    "other rows, or beside other rows",
                     s->type, s->n_head, s->d, s->n_kv, row + t, s->n_ask[i]))
                 return false;
         }
@@ -340,8 +340,10 @@ bool checkkern_cuda_attention(const struct checkkern_gpu *g, struct checkkern_re
         for (int k = 0, row = 0; k < s.n_seq; k++)
             for (int t = 0; t < s.n_ask[k]; t++)
                 pos[row++] = s.n_key[k] - s.n_ask[k] + t;
-        struct lists l = make_lists(&s, i, CUDA_TILE_TOKENS),
-                     other = make_lists(&s, i, checkkern_int(&seed, 20, CUDA_TILE_TOKENS - 1));
+        bool many = i % 3 == 2; /* more than eight rows in both */
+        struct lists l = make_lists(&s, many ? EXTRA_MAX : 1, 1, CUDA_TILE_TOKENS),
+                     other = make_lists(&s, many ? EXTRA_MAX - 3 : 1 + i % 2, 1 + i % 4,
+                                        checkkern_int(&seed, 20, CUDA_TILE_TOKENS - 1));
         struct cuda_op op[3];
         op[0] = qkv_op(&c, &s);
         op[1] = attention_op(&c, &s, q, &l, pos);

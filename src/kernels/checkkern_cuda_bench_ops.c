@@ -263,7 +263,7 @@ static void bench_samples(struct ops_bench *b)
 
 bool checkkern_cuda_bench_ops(const struct checkkern_gpu *g, const char *filter, struct checkkern_bench *out)
 {
-    static const int few[] = {1, 8, 32}, many[] = {64, 256, 2048, 8192};
+    static const int few[] = {1, 8, 32}, many[] = {64, 256, 2048, 8192}, asks[] = {1, 8, 32, 64, 256};
     struct ops_bench b = {.g = g, .out = out};
     if (!filter || strstr("cuda.dense", filter)) {
         bench_dense(&b, CUDA_BF16, 151936, 2048, few, COUNT_OF(few));
@@ -278,6 +278,12 @@ bool checkkern_cuda_bench_ops(const struct checkkern_gpu *g, const char *filter,
     if (!filter || strstr("cuda.attention", filter)) {
         bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 1, 2048, 1);
         bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 1, 32768, 1);
+        for (size_t i = 0; i < COUNT_OF(asks); i++) {
+            bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, asks[i], 544, 1);
+            bench_attention(&b, 32, 4, 128, CUDA_KV_FP8, asks[i], 544, 1);
+        }
+        bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 64, 4096, 1);
+        bench_attention(&b, 32, 4, 128, CUDA_KV_FP8, 64, 4096, 1);
         bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 32, 8192, 1);
         bench_attention(&b, 32, 4, 128, CUDA_KV_FP8, 32, 8192, 1);
         bench_attention(&b, 96, 8, 128, CUDA_KV_BF16, 32, 4096, 1);

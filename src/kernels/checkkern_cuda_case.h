@@ -64,6 +64,6 @@ gpu_check_fn checkkern_cuda_tiles, checkkern_cuda_quantize, checkkern_cuda_linea
     checkkern_cuda_moe_w4a4;
 gpu_check_fn checkkern_cuda_qkv, checkkern_cuda_attention, checkkern_cuda_sample;
 gpu_check_fn checkkern_cuda_all_reduce, checkkern_cuda_gather, checkkern_cuda_dispatch, checkkern_cuda_lanes,
-    checkkern_cuda_lost_peer;
+    checkkern_cuda_sent, checkkern_cuda_lost_peer;
 
 #endif

@@ -58,6 +58,7 @@ bool gpu_group_open(struct gpu_group *g, const struct cuda_plugin *plugin, const
                                                   .size = o->size,
                                                   .n_sharing = o->apart ? 1 : o->size,
                                                   .bytes = o->bytes,
+                                                  .sent_bytes = o->sent_bytes,
                                                   .timeout_ms = o->timeout_ms};
         g->gpu[r] = plugin->open(o->apart ? r : 0, g->why, sizeof(g->why));
         if (!g->gpu[r])
@@ -90,7 +91,7 @@ void gpu_group_close(struct gpu_group *g)
         g->plugin->close(g->gpu[r]);
 }
 
-static bool has_gpu(const struct checkkern_gpu *g, int index)
+bool gpu_group_has(const struct checkkern_gpu *g, int index)
 {
     char why[256];
     struct cuda_gpu *other = g->plugin->open(index, why, sizeof(why));
@@ -104,6 +105,6 @@ bool gpu_group_each(const struct checkkern_gpu *g, int more, gpu_group_check *ch
 {
     bool ok = check(g, 2, false, report) && check(g, more, false, report);
     for (int size = 2; ok && size <= (g->rounds > 4 ? CUDA_PEERS_MAX : 2); size *= 2)
-        ok = !has_gpu(g, size - 1) || check(g, size, true, report);
+        ok = !gpu_group_has(g, size - 1) || check(g, size, true, report);
     return ok;
 }

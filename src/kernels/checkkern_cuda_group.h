@@ -29,8 +29,8 @@ struct gpu_group {
 
 struct gpu_group_options {
     int size;
-    bool apart;   /* rank r on GPU r, else all on the first */
-    size_t bytes; /* of a buffer (cuda_peer_options) */
+    bool apart;               /* rank r on GPU r, else all on the first */
+    size_t bytes, sent_bytes; /* cuda_peer_options */
     int timeout_ms;
 };
 
@@ -39,6 +39,9 @@ bool gpu_group_open(struct gpu_group *g, const struct cuda_plugin *plugin, const
 void gpu_group_close(struct gpu_group *g);
 /* On all ranks at once, each on its thread; false: `why` is the first rank's that failed. */
 bool gpu_group_run(struct gpu_group *g, gpu_rank_fn *fn, void *arg);
+
+/* Whether there is a GPU of this number. */
+bool gpu_group_has(const struct checkkern_gpu *g, int index);
 
 /* What is checked with a group of so many ranks. */
 typedef bool gpu_group_check(const struct checkkern_gpu *g, int size, bool apart,

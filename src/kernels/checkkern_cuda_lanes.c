@@ -3,6 +3,7 @@
  * lane, to the bit, whoever is late; times must be in the order of the waits; a schedule in which ranks could
  * wait for each other for ever is refused. */
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@
 #define LAYERS       3
 #define PER_LAYER    6 /* sums of both halves, products and experts of the first, and of the second */
 #define OPS          (LAYERS * PER_LAYER)
+#define OPS_MAX      (OPS + 2 * LAYERS) /* where parts are sent: besides, that of each half */
 #define PAIR_BYTES   ((size_t)(2 * WIDTH / CUDA_UNIT_ROWS) * CUDA_UNIT_BYTES)
 #define DOWN_BYTES   ((size_t)(WIDTH / CUDA_UNIT_ROWS) * CUDA_UNIT_BYTES)
 #define BUFFER_BYTES ((size_t)16 << 10)
@@ -41,10 +43,12 @@ struct lanes_case {
     struct gpu_group *group;
     struct arrays *gpu[CUDA_PEERS_MAX], *before[CUDA_PEERS_MAX], *after[CUDA_PEERS_MAX],
         *expected[CUDA_PEERS_MAX];
-    struct cuda_op op[CUDA_PEERS_MAX][OPS];
-    struct cuda_span span[CUDA_PEERS_MAX][OPS];
+    struct cuda_op op[CUDA_PEERS_MAX][OPS_MAX];
+    struct cuda_span span[CUDA_PEERS_MAX][OPS_MAX];
+    int n_op;
     struct cuda_graph *graph[CUDA_PEERS_MAX];
     int n_row[2], n_side;
+    bool sends; /* sums are of parts that copy engines send */
     uint64_t seed;
 };
 
@@ -115,6 +119,34 @@ static void plan(struct lanes_case *c, int rank)
     }
 }
 
+/* Parts of both halves, then the sum, product and experts of the first, and of the second. */
+static void plan_sent(struct lanes_case *c, int rank)
+{
+    const struct arrays *a = c->gpu[rank];
+    struct cuda_op *op = c->op[rank];
+    for (int layer = 0; layer < LAYERS; layer++)
+        for (int half = 0; half < 2; half++) {
+            struct cuda_op *send = &op[(PER_LAYER + 2) * layer + half], *add = send + 2 + 2 * half;
+            int slot = 2 * half + layer % 2;
+            *send = (struct cuda_op){.kind = CUDA_OP_SEND,
+                                     .lane = CUDA_LANE_SIDE,
+                                     .back = layer ? 4 - half : 0,
+                                     .as.send = {.part = a->delta[half][0], .n = WIDTH, .slot = slot}};
+            add[0] = sum_of(a, half, CUDA_REDUCE_SENT);
+            add[0].as.all_reduce.slot = slot;
+            add[0].lane = CUDA_LANE_MAIN;
+            add[0].back = 2 + 2 * half;
+            add[1] = product_of(a, half);
+            add[2] = experts_of(a, half);
+            send->n_row = add[0].n_row = add[1].n_row = add[2].n_row = c->n_row[half];
+        }
+}
+
+static void plan_lanes(struct lanes_case *c, int rank)
+{
+    c->sends ? plan_sent(c, rank) : plan(c, rank);
+}
+
 static void plan_one_lane(struct lanes_case *c, int rank)
 {
     plan(c, rank);
@@ -166,9 +198,9 @@ static bool start(struct lanes_case *c, struct cuda_gpu *g, int r, int how)
 {
     const struct cuda_plugin *p = c->group->plugin;
     if (how == DIRECTLY)
-        return p->run(g, c->op[r], OPS);
+        return p->run(g, c->op[r], c->n_op);
     if (how == TRACED)
-        return p->trace(g, c->op[r], OPS, c->span[r]);
+        return p->trace(g, c->op[r], c->n_op, c->span[r]);
     return p->graph_run(g, c->graph[r]);
 }
 
@@ -191,8 +223,8 @@ static bool write_inputs(void *arg, struct cuda_gpu *g, int r)
 static bool record(void *arg, struct cuda_gpu *g, int r)
 {
     struct lanes_case *c = arg;
-    plan(c, r);
-    c->graph[r] = c->group->plugin->graph_make(g, c->op[r], OPS);
+    plan_lanes(c, r);
+    c->graph[r] = c->group->plugin->graph_make(g, c->op[r], c->n_op);
     return c->graph[r];
 }
 
@@ -234,7 +266,7 @@ static void randomize(struct lanes_case *c, int most)
 static bool check_times(const struct lanes_case *c, int r, struct checkkern_report *report)
 {
     bool ok = true;
-    for (int i = 0; i < OPS && ok; i++) {
+    for (int i = 0; i < c->n_op && ok; i++) {
         const struct cuda_span *s = c->span[r], *from = &s[i - c->op[r][i].back];
         ok = checkkern_case(report,
                             s[i].begin <= s[i].end && (from == &s[i] || from->end <= s[i].begin + CLOCK),
@@ -250,8 +282,8 @@ static bool check_result(const struct lanes_case *c, int how, struct checkkern_r
     for (int r = 0; r < c->group->size && ok; r++) {
         ok = checkkern_case(
             report, memcmp(c->after[r], c->expected[r], COMPARED) == 0,
-            "%d and %d rows, %d SMs for sums, rank %d of %d, run %d: not the numbers of one lane",
-            c->n_row[0], c->n_row[1], c->n_side, r, c->group->size, how);
+            "%d and %d rows, %d SMs for sums, sent %d, rank %d of %d, run %d: not the numbers of one lane",
+            c->n_row[0], c->n_row[1], c->n_side, c->sends, r, c->group->size, how);
         if (ok && how == TRACED)
             ok = check_times(c, r, report);
     }
@@ -261,6 +293,8 @@ static bool check_result(const struct lanes_case *c, int how, struct checkkern_r
 static bool lanes_case(struct lanes_case *c, const struct checkkern_gpu *g, struct checkkern_report *report)
 {
     randomize(c, g->rounds > 4 ? ROWS_MAX : 8); /* emulated ranks take a while */
+    c->sends = !c->sends;
+    c->n_op = c->sends ? OPS_MAX : OPS;
     c->n_side = checkkern_int(&c->seed, 1, g->info.n_sm / 2);
     bool ok = gpu_group_run(c->group, make_ready, c) && gpu_group_run(c->group, run_one_lane, c) &&
               gpu_group_run(c->group, record, c);
@@ -269,7 +303,9 @@ static bool lanes_case(struct lanes_case *c, const struct checkkern_gpu *g, stru
     for (int how = 0; how < HOWS && ok; how++) {
         struct running a = {c, how};
         ok = gpu_group_run(c->group, write_inputs, c) && gpu_group_run(c->group, run_lanes, &a);
-        ok = ok ? check_result(c, how, report) : checkkern_case(report, false, "%s", c->group->why);
+        ok = ok ? check_result(c, how, report)
+                : checkkern_case(report, false, "%d and %d rows, %d SMs for sums, sent %d, run %d: %s",
+                                 c->n_row[0], c->n_row[1], c->n_side, c->sends, how, c->group->why);
     }
     drop_graphs(c);
     return ok;
@@ -303,6 +339,7 @@ static bool check_refusals(struct lanes_case *c, struct checkkern_report *report
         {"a third lane", "no such lane", 0, CUDA_LANES, 0},
     };
     const struct cuda_plugin *p = c->group->plugin;
+    plan(c, 0);
     bool ok = checkkern_case(report, !p->peers_reserve(c->group->gpu[0], 0), "no SMs for sums: not refused");
     for (size_t i = 0; i < COUNT_OF(wrong) && ok; i++)
         ok = refuses(c, &wrong[i], report);
@@ -327,8 +364,11 @@ static bool take_memory(struct lanes_case *c, struct arena *a)
 
 static bool check_group(const struct checkkern_gpu *g, bool apart, struct checkkern_report *report)
 {
-    const struct gpu_group_options o = {
-        .size = 2, .apart = apart, .bytes = BUFFER_BYTES, .timeout_ms = TIMEOUT_MS};
+    const struct gpu_group_options o = {.size = 2,
+                                        .apart = apart,
+                                        .bytes = BUFFER_BYTES,
+                                        .sent_bytes = ROWS_MAX * WIDTH * sizeof(float),
+                                        .timeout_ms = TIMEOUT_MS};
     struct gpu_group group;
     struct lanes_case *c = mem_alloc(1, sizeof(*c));
     bool ok = gpu_group_open(&group, g->plugin, &o);
@@ -351,11 +391,16 @@ static bool check_group(const struct checkkern_gpu *g, bool apart, struct checkk
     return ok;
 }
 
-/* On GPUs of their own, or both on one where there is no other; emulated GPUs are all the same. */
+/* On two GPUs: of two ranks that shared one, either could hold SMs that the other needs to send its part
+ * (plugin/lanes.cu). Emulated GPUs share nothing. */
 bool checkkern_cuda_lanes(const struct checkkern_gpu *g, struct checkkern_report *report)
 {
     char why[256];
     struct cuda_gpu *other = g->plugin->open(1, why, sizeof(why));
+    if (!other && g->info.major != 0) {
+        snprintf(report->detail, sizeof(report->detail), "two lanes of two ranks are checked on two GPUs");
+        return true;
+    }
     if (other)
         g->plugin->close(other);
     return check_group(g, other != NULL, report);

@@ -95,7 +95,8 @@ static bool linear_case(const struct checkkern_gpu *g, uint64_t *seed, int n_row
 bool checkkern_cuda_linear(const struct checkkern_gpu *g, struct checkkern_report *r)
 {
     uint64_t seed = g->seed;
-    bool ok = linear_case(g, &seed, 32, 1024, 4096, r) && linear_case(g, &seed, 16, 40, 2048, r);
+    bool ok = linear_case(g, &seed, 32, 1024, 4096, r) && linear_case(g, &seed, 16, 40, 2048, r) &&
+              linear_case(g, &seed, 64, 400, 1024, r);
     /* Rows that do not fit in shared memory, eight at a time. */
     ok = ok && linear_case(g, &seed, 8, 40, 12288, r) && linear_case(g, &seed, 1, 40, 10944, r);
     ok = ok && linear_case(g, &seed, 3, 24, 10944, r) && linear_case(g, &seed, 32, 24, 18432, r);

@@ -202,6 +202,10 @@ bool checkkern_cuda_moe(const struct checkkern_gpu *g, struct checkkern_report *
          .hidden = 5120,
          .inner = 128}, /* too wide for the long ring */
         {.n_row = 64, .n_used = 1, .n_expert = 11, .hidden = 128, .inner = 8192},
+        /* as dense MLPs and shared experts are run */
+        {.n_row = 1, .n_used = 1, .n_expert = 1, .hidden = 1280, .inner = 192},
+        {.n_row = 24, .n_used = 1, .n_expert = 1, .hidden = 640, .inner = 1536},
+        {.n_row = 64, .n_used = 1, .n_expert = 1, .hidden = 640, .inner = 128},
     };
     uint64_t seed = g->seed;
     bool ok = true;

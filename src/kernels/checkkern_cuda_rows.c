@@ -215,7 +215,7 @@ static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int ro
     struct router_case s = {.n_row = checkkern_int(seed, 1, round % 8 == 7 ? 300 : round % 4 == 3 ? 70 : 9)};
     const int group = 1 + round % 3 * 2;
     s.E = group * checkkern_int(seed, 2, (round % 6 == 4 ? 330 : 80) / group);
-    s.K = 16 * checkkern_int(seed, 1, 12);
+    s.K = round % 8 == 3 ? 32 * checkkern_int(seed, 13, 70) : 16 * checkkern_int(seed, 1, 12);
     int top_k = checkkern_int(seed, 1, s.E < 8 ? s.E : 8), top_group = checkkern_int(seed, 1, group);
     while (top_k > top_group * (s.E / group))
         top_k--;

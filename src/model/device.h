@@ -41,6 +41,7 @@ const char *device_name(const struct device *d);
 struct device_peer_options {
     bool no_fusion; /* sums first, then norms: NCCL's sums where it is found */
     bool overlap;   /* two-batch overlap may be asked for                    */
+    int hidden;     /* numbers of a row that is added up                     */
     int timeout_ms; /* that a GPU may be late for another; <= 0: 60 s         */
 };
 /* After device_open went well on all ranks; all call it, and the first error of any is returned by all. comm

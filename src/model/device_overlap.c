@@ -1,6 +1,7 @@
 /* Two-batch overlap on several GPUs: a step's rows in two halves, whose layers are planned apart and merged
  * into one array of two lanes. Arithmetic of both is on the main one, in turns; their sums are on the side,
- * where those of one half run beside the arithmetic of the other.
+ * where those of one half run beside the arithmetic of the other. Where the parts of sums are large, only
+ * their way to the other GPUs is on the side, which copy engines go without SMs; adding up is arithmetic.
  *
  * A half's rows are rows of the same buffers, so nothing is needed twice. The second attends to keys that the
  * first has stored: its turn is always behind, on the same lane. The order is that of overlap.h's turns, and
@@ -50,12 +51,21 @@ enum nyb_code device_keep_sm(struct device *d, int n_row, double row_ns, struct 
     return d->plugin->peers_reserve(d->gpu, n_sm) ? NYB_OK : device_failed(d, "keeping SMs for sums", err);
 }
 
+bool device_sends(const struct device *d, int first, int second)
+{
+    size_t row = (size_t)d->config->hidden * sizeof(float), less = (size_t)(first < second ? first : second),
+           more = (size_t)(first < second ? second : first);
+    return d->sent.bytes > 0 && less * row >= d->sent.from && more * row <= d->sent.bytes;
+}
+
 struct half {
     struct cuda_op *op;
     int16_t *layer;
     int n, at;
     int last; /* place of its last operator in the plan, or -1 */
     int last_lane;
+    bool sent; /* the parts of its next sum are on their way, to this slot */
+    int slot;
 };
 
 /* What device_plan_part appends, as an array of its own. */
@@ -75,30 +85,59 @@ static struct half take_half(struct device *d, const struct device_shape *s, int
     return h;
 }
 
-/* Its next operator. Where the lane changes, it waits for the half's last one. */
-static bool append(struct device *d, struct half *h, int which)
+/* One more operator of the half. Where the lane changes, it waits for the half's last one. */
+static struct cuda_op *append(struct device *d, struct half *h, int which, enum cuda_op_kind kind, int lane)
 {
-    struct device_plan *p = &d->plan;
     const struct cuda_op *from = &h->op[h->at];
-    bool sum = from->kind == CUDA_OP_ALL_REDUCE;
-    int at = p->n, lane = sum ? CUDA_LANE_SIDE : CUDA_LANE_MAIN;
-    struct cuda_op *to =
-        device_plan_add(d, h->layer[h->at], (enum cuda_op_kind)from->kind, from->n_row, from->count);
+    int at = d->plan.n;
+    struct cuda_op *to = device_plan_add(d, h->layer[h->at], kind, from->n_row, from->count);
     d->plan.half[at] = (int8_t)which;
-    to->as = from->as;
     to->lane = lane;
     to->back = h->last >= 0 && h->last_lane != lane ? at - h->last : 0;
     h->last = at;
     h->last_lane = lane;
-    h->at++;
-    return sum;
+    return to;
+}
+
+/* The parts of its next sum: as one array each, which may be the first of two. */
+static void append_send(struct device *d, struct half *h, int which)
+{
+    struct cuda_add_norm *n = &h->op[h->at].as.all_reduce.norm;
+    if (n->delta[0] && n->delta[1]) {
+        append(d, h, which, CUDA_OP_ADD_NORM, CUDA_LANE_MAIN)->as.add_norm =
+            (struct cuda_add_norm){.residual = (float *)(uintptr_t)n->delta[0],
+                                   .delta = {n->delta[1], NULL},
+                                   .weight = n->weight,
+                                   .n = n->n,
+                                   .eps = n->eps};
+        n->delta[1] = NULL;
+    }
+    h->slot = 2 * which + d->sent.turn[which];
+    d->sent.turn[which] ^= 1;
+    h->sent = true;
+    append(d, h, which, CUDA_OP_SEND, CUDA_LANE_SIDE)->as.send =
+        (struct cuda_send){.part = n->delta[0] ? n->delta[0] : n->delta[1], .n = n->n, .slot = h->slot};
 }
 
 /* Up to its next sum, which is then under way. */
-static void take_turn(struct device *d, struct half *h, int which)
+static void take_turn(struct device *d, struct half *h, int which, bool sends)
 {
-    while (h->at < h->n && !append(d, h, which))
-        ;
+    for (bool sum = false; h->at < h->n && !sum; h->at++) {
+        const struct cuda_op *from = &h->op[h->at];
+        sum = from->kind == CUDA_OP_ALL_REDUCE;
+        if (sum && sends && !h->sent) {
+            append_send(d, h, which);
+            return;
+        }
+        struct cuda_op *to = append(d, h, which, (enum cuda_op_kind)from->kind,
+                                    sum && !sends ? CUDA_LANE_SIDE : CUDA_LANE_MAIN);
+        to->as = from->as;
+        if (h->sent) {
+            to->as.all_reduce.way = CUDA_REDUCE_SENT;
+            to->as.all_reduce.slot = h->slot;
+            h->sent = sum = false;
+        }
+    }
 }
 
 void device_plan_halves(struct device *d, const struct device_shape *s)
@@ -106,7 +145,7 @@ void device_plan_halves(struct device *d, const struct device_shape *s)
     struct half half[2] = {take_half(d, s, 0), take_half(d, s, 1)};
     while (half[0].at < half[0].n || half[1].at < half[1].n)
         for (int i = 0; i < 2; i++)
-            take_turn(d, &half[i], i);
+            take_turn(d, &half[i], i, s->sends);
     /* sums that nothing has waited for yet: the side is in order */
     if (half[1].last_lane == CUDA_LANE_SIDE)
         d->plan.joins = 1 + half[1].last;

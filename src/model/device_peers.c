@@ -12,14 +12,11 @@
 #include "model/device_state.h"
 #include "model/ranks.h"
 
-#define BUFFER_BYTES     ((size_t)16 << 20) /* of all ranks' parts of one launch */
-#define EXPERT_BYTES     ((size_t)64 << 20) /* rows and products are more than sums */
-#define EMULATED_BYTES   ((size_t)1 << 20)
-#define LATE_MS          60000 /* comm's watch finds a lost rank long before */
-#define LOOK_NS          20000000
-#define CALIBRATE_MIN    ((size_t)64 << 10)
-#define CALIBRATE_ROUNDS 15
-#define CALIBRATE_WIDTH  4096
+#define EXPERT_BYTES   ((size_t)64 << 20) /* rows and products are more than sums */
+#define EMULATED_BYTES ((size_t)1 << 20)
+#define LATE_MS        60000 /* comm's watch finds a lost rank long before */
+#define LOOK_NS        20000000
+#define CALIBRATE_MIN  ((size_t)64 << 10)
 
 struct device_peers {
     struct device *device;
@@ -28,7 +25,6 @@ struct device_peers {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     bool watching, leaving;
-    bool library;
 };
 
 /* ---- the watch ----------------------------------------------------------------------------------- */
@@ -108,7 +104,8 @@ static enum nyb_code open_buffers(struct device *d, struct comm *comm, int timeo
                                         .n_sharing = 1,
                                         .bytes = d->info.major == 0 ? EMULATED_BYTES
                                                  : d->ep            ? EXPERT_BYTES
-                                                                    : BUFFER_BYTES,
+                                                                    : DEVICE_SUM_BYTES,
+                                        .sent_bytes = d->sent.bytes,
                                         .timeout_ms = timeout_ms > 0 ? timeout_ms : LATE_MS};
     return d->plugin->peers_open(d->gpu, &o, own) ? NYB_OK
                                                   : device_failed(d, "making room for other GPUs", err);
@@ -155,8 +152,8 @@ static enum nyb_code open_library(struct device *d, struct comm *comm, struct ny
         log_warn("sums of GPUs that are not fused are this program's own: %s",
                  err_format(&why, text, sizeof(text)));
     }
-    d->peers->library = code == NYB_OK;
-    if (d->peers->library)
+    d->library = code == NYB_OK;
+    if (d->library)
         d->sum_way = CUDA_REDUCE_LIBRARY;
     return NYB_OK;
 }
@@ -169,11 +166,11 @@ static double seconds_of(struct device *d, float *x, size_t bytes, int way)
     struct cuda_op op[4];
     for (size_t i = 0; i < COUNT_OF(op); i++)
         op[i] = (struct cuda_op){.kind = CUDA_OP_ALL_REDUCE,
-                                 .n_row = (int)(bytes / (CALIBRATE_WIDTH * sizeof(float))),
-                                 .as.all_reduce = {.norm = {.delta = {x, NULL}, .n = CALIBRATE_WIDTH},
-                                                   .sum = x + BUFFER_BYTES / sizeof(float),
+                                 .n_row = (int)(bytes / (DEVICE_SUM_WIDTH * sizeof(float))),
+                                 .as.all_reduce = {.norm = {.delta = {x, NULL}, .n = DEVICE_SUM_WIDTH},
+                                                   .sum = x + DEVICE_SUM_BYTES / sizeof(float),
                                                    .way = way}};
-    return d->plugin->time(d->gpu, op, COUNT_OF(op), CALIBRATE_ROUNDS);
+    return d->plugin->time(d->gpu, op, COUNT_OF(op), DEVICE_SUM_ROUNDS);
 }
 
 /* The size from which on two-shot has been faster for all larger ones; rank 0's clock decides. */
@@ -197,11 +194,12 @@ static bool find_two_shot(struct device *d, float *x, size_t most, size_t *out)
 static enum nyb_code calibrate(struct device *d, struct comm *comm, struct nyb_err *err)
 {
     float *x = NULL;
-    size_t most = BUFFER_BYTES / (size_t)comm_size(comm), two_shot = SIZE_MAX; /* larger ones are cut up */
-    if (d->info.major == 0) /* an emulated GPU's times say nothing */
+    size_t most = DEVICE_SUM_BYTES / (size_t)comm_size(comm),
+           two_shot = SIZE_MAX; /* larger ones are cut up */
+    if (d->info.major == 0)     /* an emulated GPU's times say nothing */
         return NYB_OK;
-    enum nyb_code code = device_alloc(d, (void **)&x, 2 * BUFFER_BYTES, "measuring sums", err);
-    if (code == NYB_OK && !d->plugin->zero(d->gpu, x, 2 * BUFFER_BYTES))
+    enum nyb_code code = device_alloc(d, (void **)&x, 2 * DEVICE_SUM_BYTES, "measuring sums", err);
+    if (code == NYB_OK && !d->plugin->zero(d->gpu, x, 2 * DEVICE_SUM_BYTES))
         code = device_failed(d, "measuring sums", err);
     code = ranks_agree(comm, code, err);
     if (code == NYB_OK && !find_two_shot(d, x, most, &two_shot))
@@ -218,79 +216,6 @@ static enum nyb_code calibrate(struct device *d, struct comm *comm, struct nyb_e
     return NYB_OK;
 }
 
-/* ---- two-batch overlap --------------------------------------------------------------------------- */
-
-/* Seconds of sums with what follows them, on so many SMs; 0: on all. All ranks call it. */
-static double seconds_on(struct device *d, float *x, size_t bytes, int n_sm)
-{
-    struct cuda_op op[4];
-    size_t n = bytes / sizeof(*x); /* the whole of x is four times as long: the last eighth are weights */
-    if (n_sm > 0 && !d->plugin->peers_reserve(d->gpu, n_sm))
-        return -1;
-    for (size_t i = 0; i < COUNT_OF(op); i++)
-        op[i] = (struct cuda_op){.kind = CUDA_OP_ALL_REDUCE,
-                                 .n_row = (int)(n / CALIBRATE_WIDTH),
-                                 .lane = n_sm > 0 ? CUDA_LANE_SIDE : CUDA_LANE_MAIN,
-                                 .as.all_reduce = {.norm = {.delta = {x, NULL},
-                                                            .residual = x + n,
-                                                            .y_float = x + 2 * n,
-                                                            .y = (uint16_t *)(void *)(x + 3 * n),
-                                                            .weight = x + 3 * n + n / 2,
-                                                            .n = CALIBRATE_WIDTH,
-                                                            .eps = 1}}};
-    return d->plugin->time(d->gpu, op, COUNT_OF(op), CALIBRATE_ROUNDS);
-}
-
-static bool measure_side(struct device *d, float *x, size_t bytes)
-{
-    static const int try_sm[DEVICE_SIDES] = {4, 8, 12, 16, 32};
-    struct device_side *s = &d->side;
-    s->bytes = (double)bytes;
-    s->on_all = seconds_on(d, x, bytes, 0);
-    for (; s->n < DEVICE_SIDES && try_sm[s->n] <= d->info.n_sm / 2 && s->on_all > 0; s->n++) {
-        s->n_sm[s->n] = try_sm[s->n];
-        s->on[s->n] = seconds_on(d, x, bytes, try_sm[s->n]);
-        log_debug("sum and norm of %zu KB: %.1f us, on %d SMs %.1f us", bytes >> 10, s->on_all * 1e6,
-                  try_sm[s->n], s->on[s->n] * 1e6);
-        if (s->on[s->n] <= 0)
-            return false;
-    }
-    return s->on_all > 0;
-}
-
-/* Rank 0's figures are everybody's. */
-static enum nyb_code calibrate_overlap(struct device *d, struct comm *comm, struct nyb_err *err)
-{
-    float *x = NULL;
-    size_t bytes = BUFFER_BYTES / (size_t)comm_size(comm);
-    if (d->info.major == 0)
-        return NYB_OK;
-    enum nyb_code code = device_alloc(d, (void **)&x, 4 * bytes, "measuring sums", err);
-    if (code == NYB_OK && !d->plugin->zero(d->gpu, x, 4 * bytes))
-        code = device_failed(d, "measuring sums", err);
-    code = ranks_agree(comm, code, err);
-    if (code == NYB_OK && !measure_side(d, x, bytes))
-        code = device_failed(d, "measuring sums", err);
-    code = ranks_agree(comm, code, err);
-    if (x)
-        d->plugin->release(d->gpu, x);
-    TRY(code);
-    return comm_broadcast(comm, &d->side, sizeof(d->side)) ? NYB_OK : comm_status(comm, err);
-}
-
-/* Every rank has a vote: NCCL takes SMs that nobody has kept for it (plugin/lanes.cu). */
-static enum nyb_code agree_on_overlap(struct device *d, struct comm *comm, struct nyb_err *err)
-{
-    bool own = d->peers->library || d->info.n_sm < 2, all[COMM_RANK_MAX];
-    if (!comm_gather(comm, &own, sizeof(own), all))
-        return comm_status(comm, err);
-    for (int r = 0; r < comm_size(comm); r++)
-        d->no_overlap |= all[r];
-    if (d->no_overlap && comm_rank(comm) == 0)
-        log_warn("two-batch overlap is left out: NCCL adds up, beside whose kernels not everything fits");
-    return d->no_overlap ? NYB_OK : calibrate_overlap(d, comm, err);
-}
-
 bool device_can_overlap(const struct device *d)
 {
     return !d->no_overlap;
@@ -305,22 +230,26 @@ enum nyb_code device_join(struct device *d, struct comm *comm, const struct devi
     *d->peers = (struct device_peers){.device = d, .comm = comm};
     d->no_fusion = o->no_fusion;
     d->sum_way = CUDA_REDUCE_AUTO;
+    d->sent.bytes =
+        o->overlap && !o->no_fusion && !d->ep ? device_sent_bytes(d, o->hidden, comm_size(comm)) : 0;
     TRY(connect_buffers(d, comm, o->timeout_ms, err));
     TRY(ranks_agree(comm, start_watch(d->peers, err), err));
     if (d->ep) { /* nothing is added up over ranks but what device_ep.h says */
         if (comm_rank(comm) == 0)
             log_info("experts over %d GPUs: buffers of %.1f MB on each", comm_size(comm),
                      (double)(6 * (d->info.major == 0 ? EMULATED_BYTES : EXPERT_BYTES)) * 1e-6);
+        if (o->overlap && comm_rank(comm) == 0)
+            log_info("two-batch overlap is left out: on GPUs steps are not cut where experts are shared out");
         return NYB_OK;
     }
     TRY(calibrate(d, comm, err));
     TRY(o->no_fusion ? open_library(d, comm, err) : NYB_OK);
-    return o->overlap ? agree_on_overlap(d, comm, err) : NYB_OK;
+    return o->overlap ? device_join_overlap(d, comm, err) : NYB_OK;
 }
 
 const char *device_sums(const struct device *d)
 {
     if (!d->peers || d->ep)
         return NULL;
-    return !d->no_fusion ? "fused" : d->peers->library ? "NCCL" : "not fused";
+    return !d->no_fusion ? "fused" : d->library ? "NCCL" : "not fused";
 }

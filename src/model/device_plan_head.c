@@ -122,6 +122,8 @@ const char *device_op_name(const struct cuda_op *op)
         [CUDA_OP_DISPATCH] = "dispatch",
         [CUDA_OP_COMBINE] = "combine",
         [CUDA_OP_SAMPLE] = "sample",
+        [CUDA_OP_SEND] = "send",
     };
-    return name[op->kind];
+    bool sent = op->kind == CUDA_OP_ALL_REDUCE && op->as.all_reduce.way == CUDA_REDUCE_SENT;
+    return name[sent ? CUDA_OP_ADD_NORM : op->kind]; /* nothing travels in that one */
 }

@@ -88,6 +88,7 @@ struct device_shape {
     bool best;                /* the likeliest tokens are found, too */
     bool draws;               /* tokens are drawn                    */
     int cut;                  /* two-batch overlap: rows of the first half; 0: all rows go together */
+    bool sends;               /* of such a step: copy engines carry the parts of its sums           */
     int single_cut, tile_cut; /* of `single` and `tile`, those of the first half */
     /* Where sequences are on one rank each (device_ep.h; n_rank 0: not): all above but n_out are this rank's,
      * and these are the same on all: rows of all ranks together, and the most rows, and rows of logits, of
@@ -152,6 +153,13 @@ struct device_side {
     double bytes, on_all, on[DEVICE_SIDES]; /* seconds, of so many bytes of one rank */
 };
 
+/* Parts of sums that copy engines carry (cuda_send), of steps that are cut. */
+struct device_sent {
+    size_t bytes; /* that a slot has for one rank's part; 0: nothing is sent so */
+    size_t from;  /* bytes of a part from which on that is faster               */
+    int turn[2];  /* of a half: which of its two slots is next                  */
+};
+
 struct device_peers;
 
 struct device {
@@ -194,8 +202,10 @@ struct device {
     struct device_peers *peers; /* device_peers.c; NULL: this is the only one */
     int sum_way;                /* enum cuda_reduce_way */
     bool no_fusion;
+    bool library;    /* NCCL adds up     */
     bool no_overlap; /* some rank cannot */
     struct device_side side;
+    struct device_sent sent;
     struct device_ep *ep; /* device_ep.h; NULL: all ranks have all rows */
 };
 
@@ -286,8 +296,23 @@ int device_cut(int n_row, int cut);
 /* How many SMs are best kept for the sums of a step, which takes so long without overlap; 0: nothing is
  * known. */
 int device_side_sm(const struct device_side *side, int n_sm, double sum_bytes, double whole_seconds);
+/* Whether copy engines carry the sums of a step that is cut into halves of so many rows. */
+bool device_sends(const struct device *d, int first, int second);
 /* Both halves' layers in turns, sums on the side. */
 void device_plan_halves(struct device *d, const struct device_shape *s);
+
+/* ---- device_side.c ------------------------------------------------------------------------------- */
+
+/* Sums that are measured: of so many bytes of all ranks together at most, rows of so many floats. */
+#define DEVICE_SUM_BYTES  ((size_t)16 << 20)
+#define DEVICE_SUM_WIDTH  4096
+#define DEVICE_SUM_ROUNDS 15
+
+/* What a slot needs for a half of the longest step, or as much of it as may be taken. */
+size_t device_sent_bytes(const struct device *d, int hidden, int n_rank);
+/* Whether steps can be cut, and what sums take beside other work: the same on all ranks, which all call it.
+ */
+enum nyb_code device_join_overlap(struct device *d, struct comm *comm, struct nyb_err *err) NYB_MUST_CHECK;
 
 /* ---- device_plan_head.c -------------------------------------------------------------------------- */
 

@@ -112,6 +112,8 @@ static struct device_shape shape_of(const struct device *d, const struct batch *
     *graph = has_graph(d, &s, probe);
     if (*graph)
         s = padded(d, &s);
+    else if (s.cut > 0)
+        s.sends = device_sends(d, s.cut, s.n_row - s.cut);
     if (!d->ep)
         return s;
     const struct device_ep *e = d->ep;

@@ -94,7 +94,9 @@ enum nyb_code device_show_final(const struct device_watch *w, const struct devic
 
 static bool is_exchange(const struct cuda_op *op)
 {
-    return op->kind == CUDA_OP_ALL_REDUCE || op->kind == CUDA_OP_GATHER || op->kind == CUDA_OP_DISPATCH ||
+    if (op->kind == CUDA_OP_ALL_REDUCE)
+        return op->as.all_reduce.way != CUDA_REDUCE_SENT; /* else what is added up is here */
+    return op->kind == CUDA_OP_SEND || op->kind == CUDA_OP_GATHER || op->kind == CUDA_OP_DISPATCH ||
            op->kind == CUDA_OP_COMBINE;
 }
 

@@ -146,8 +146,8 @@ static enum nyb_code open_together(struct model *m, const struct model_options *
                                            .max_tokens = o->max_batched_tokens,
                                            .no_graphs = o->no_graphs,
                                            .index = comm_rank(m->comm)};
-    const struct device_peer_options peers = {.no_fusion = o->no_fusion,
-                                              .overlap = o->overlap.mode != OVERLAP_OFF};
+    const struct device_peer_options peers = {
+        .no_fusion = o->no_fusion, .overlap = o->overlap.mode != OVERLAP_OFF, .hidden = m->config.hidden};
     enum nyb_code code = check_support(m, o, err);
     if (code == NYB_OK)
         code = device_open(&m->device, &options, err);

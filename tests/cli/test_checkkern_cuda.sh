@@ -10,7 +10,7 @@ export NYBBLE_SIMT_CAPABILITY=10 NYBBLE_CUBLASLT=$(dirname "$NYBBLE")/libnybble_
 out=$("$NYBBLE" checkkern --device cuda --rounds "${NYBBLE_GPU_ROUNDS:-3}") || { echo "$out"; exit 1; }
 echo "$out"
 for kernel in linear.nvfp4 linear.parts moe.nvfp4 prefill.nvfp4 pack embed norm dense qkv attention router moe.plain swiglu argmax tiles quantize linear.w4a4 moe.w4a4 \
-    allreduce gather lanes lost_peer; do
+    allreduce sent gather lanes lost_peer; do
     grep -q "^cuda.$kernel .* ok " <<<"$out" || { echo "no line for $kernel"; exit 1; }
 done
 # Where that GPU cannot, no case of it passes unseen.

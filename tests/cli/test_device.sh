@@ -102,7 +102,7 @@ expect_status 0 "$NYBBLE" bench overlap --device cuda --tensor-parallel-size 2 -
     "$SHARED/golden/llama-dense-modelopt"
 expect_in out "always "
 expect_status 0 python3 "$SOURCE/bench/overlap.py" "$WORK/trace" "$WORK/svg" 0 1
-for text in "half 0, compute" "half 1, communicate" "sum, norm" "all rows"; do
+for text in "half 0, compute" "half 1, communicate" "sum, norm" "send, " "all rows"; do
     grep -q "$text" "$WORK/svg" || fail "the picture has no $text"
 done
 expect_status 0 "$NYBBLE" bench model --device cuda --tensor-parallel-size 2 --prompt 4 --gen 0 --repeat 1 --trace "$WORK/trace" \

@@ -14,8 +14,6 @@ static const char *const opening[N_PROMPT] = {
     "The old king had three sons, and the youngest", "Once upon a time", "\"Who are you?\" asked the fox.",
     "In the middle of the forest stood a house. Nobody knew who had built it"};
 
-static char *workshop, *other; /* other: other values, same shapes; NULL: python3 is not there */
-
 static char *other; /* other values, same shapes; NULL: python3 is not there */
 
 static inline int make_other(void **state)

@@ -58,9 +58,6 @@ static void test_live_in_place_update_equals_a_fresh_start(void **state)
 
 /* ---- in flight ----------------------------------------------------------------------------------------- */
 
-/* ---- in flight ------------------------------------------------------------------------------------------
- */
-
 /* Stream i ended well, and its first n tokens (all, if n is negative) are those of a, alone and never
  * updated. */
 static void assert_begins_as(struct nyb_engine *a, int i, const struct answer *got, int n)
@@ -192,9 +189,6 @@ static void test_live_abort(void **state)
 }
 
 /* ---- often --------------------------------------------------------------------------------------------- */
-
-/* ---- often
- * ------------------------------------------------------------------------------------------------- */
 
 static void test_live_hundred_updates_leave_memory_flat(void **state)
 {

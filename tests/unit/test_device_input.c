@@ -230,12 +230,35 @@ static void test_sm_for_sums(void **state)
     assert_int_equal(device_side_sm(&none, 132, 100e6, 1), 0);
 }
 
+/* Halves that are too short for it, or too long for a slot, are not sent; slots stay below what is allowed.
+ */
+static void test_what_copy_engines_send(void **state)
+{
+    (void)state;
+    const struct model_config c = {.hidden = 1024};
+    struct device d = {.config = &c, .option = {.max_tokens = 8192}};
+    assert_int_equal(device_sent_bytes(&d, 1024, 2), (8192 / 2 + CUDA_TILE_TOKENS) * 4096);
+    assert_true(CUDA_SEND_SLOTS * 7 * device_sent_bytes(&d, 32768, 8) <= (size_t)1 << 30);
+    assert_false(device_sends(&d, 4096, 4096)); /* there are no slots */
+    d.sent = (struct device_sent){.bytes = 4100 * 4096, .from = 100 * 4096};
+    for (int cut = 0; cut < 8300; cut++) {
+        int less = cut < 8200 - cut ? cut : 8200 - cut;
+        assert_int_equal(cut <= 8200 && device_sends(&d, cut, 8200 - cut), less == 4100);
+        assert_int_equal(device_sends(&d, cut, 101), cut >= 100 && cut <= 4100);
+    }
+    d.sent.from = SIZE_MAX;
+    assert_false(device_sends(&d, 4096, 4096));
+    d.option.max_tokens = 40; /* steps so short that a half may be nearly all of one */
+    assert_int_equal(device_sent_bytes(&d, 1024, 2), 40 * 4096);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exact_shapes),        cmocka_unit_test(test_splits),
-        cmocka_unit_test(test_padded_shapes),       cmocka_unit_test(test_cut_steps),
-        cmocka_unit_test(test_where_steps_are_cut), cmocka_unit_test(test_sm_for_sums),
+        cmocka_unit_test(test_exact_shapes),           cmocka_unit_test(test_splits),
+        cmocka_unit_test(test_padded_shapes),          cmocka_unit_test(test_cut_steps),
+        cmocka_unit_test(test_where_steps_are_cut),    cmocka_unit_test(test_sm_for_sums),
+        cmocka_unit_test(test_what_copy_engines_send),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

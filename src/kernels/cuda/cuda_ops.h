@@ -244,11 +244,12 @@ struct cuda_sample {
 
 #define CUDA_PEERS_MAX 8
 
-/* How sums travel. The first three are kernels of this plug-in and give the same bits; sums in rank order. */
+/* How sums travel. All but the last are this plug-in's and give the same bits; sums in rank order. */
 enum cuda_reduce_way {
     CUDA_REDUCE_AUTO,     /* one of the next two, by size (peers_set_two_shot) */
     CUDA_REDUCE_ONE_SHOT, /* everybody's rows to everybody                     */
     CUDA_REDUCE_TWO_SHOT, /* a share of the rows to each, and their sums back  */
+    CUDA_REDUCE_SENT,     /* everybody's rows have been sent by cuda_send      */
     CUDA_REDUCE_LIBRARY,  /* NCCL (library_open): only into `sum`              */
 };
 
@@ -257,8 +258,23 @@ enum cuda_reduce_way {
  * goes there, and of `norm` only the deltas, n and `row` (NULL) are looked at; `sum` may be delta[0]. */
 struct cuda_all_reduce {
     struct cuda_add_norm norm;
-    float *sum;  /* [n_row][n] or NULL */
-    int32_t way; /* enum cuda_reduce_way */
+    float *sum;   /* [n_row][n] or NULL */
+    int32_t way;  /* enum cuda_reduce_way */
+    int32_t slot; /* CUDA_REDUCE_SENT: cuda_send's; no `row` then */
+};
+
+/* This rank's part of a sum to all others by copy engines, which take no SMs: n_row rows whatever `count`
+ * says. The cuda_all_reduce that adds up comes later on every rank, names the same slot and the same rows and
+ * has the part as its only delta; the part must stay as it is until then.
+ *
+ * A slot holds the parts of one sum. It may be sent to again once this rank has added up what is in it and,
+ * after that, another sum, which it began to send after the former was added up: only then is it known that
+ * the others are done with the slot, too. So two slots in turn do for sums that follow each other, and four
+ * for two such rows of sums. Within a call that is checked; from call to call it is the caller's care. */
+#define CUDA_SEND_SLOTS 4
+struct cuda_send {
+    const float *part; /* [n_row][n]; NULL: zeros */
+    int32_t n, slot;   /* slot < CUDA_SEND_SLOTS  */
 };
 
 /* Columns of all ranks side by side on rank 0: out[t][first[r] + j] = rank r's x[t][j]. */
@@ -272,8 +288,8 @@ struct cuda_gather {
  *
  * With expert parallelism every rank has rows of its own, and experts of its own. Row i of rank r, i <
  * count[r], is row place[r * most + i] of all rows together; no two have the same place. Counts and places
- * lie in the device's memory, and are the same on all ranks, as are `most` and `n_all`. These operators' own
- * n_row is `most`, and their `count` is NULL. */
+ * lie in the device's memory, written by copies and by no operator, and are the same on all ranks, as are
+ * `most` and `n_all`. These operators' own n_row is `most`, and their `count` is NULL. */
 struct cuda_spread {
     const int32_t *count; /* [size]       */
     const int32_t *place; /* [size][most] */
@@ -301,8 +317,8 @@ struct cuda_combine {
     const void *each;      /* [n_all][n_used][n] this rank's products, as cuda_moe's */
     bool is_bf16;          /* they are, else fp32; the same on all ranks             */
     const int32_t *local;  /* [n_all][n_used] of the dispatch before                 */
-    const int32_t *expert; /* [count[rank]][n_used] of this rank's rows              */
-    const float *weight;   /* [count[rank]][n_used]                                  */
+    const int32_t *expert; /* [count[rank]][n_used] of this rank's rows: that dispatch's */
+    const float *weight;   /* [count[rank]][n_used], written before it               */
     float *out;            /* [count[rank]][n], 16-byte aligned                      */
     int32_t first[CUDA_PEERS_MAX + 1];
     int32_t n, n_used;
@@ -336,13 +352,15 @@ enum cuda_op_kind {
     CUDA_OP_DISPATCH,
     CUDA_OP_COMBINE,
     CUDA_OP_SAMPLE,
+    CUDA_OP_SEND,
     CUDA_OP_KINDS,
 };
 
 /* Operators of a lane run in order, each after the one before it in the array; those of two lanes run side by
  * side, but for what `back` says. A call's operators begin when all calls before it have ended, and are over
- * when both lanes are. While both are in use, a few SMs are kept for the side (peers_reserve). No two
- * operators that wait for peers may run side by side: all ranks run them in the order of the array. */
+ * when both lanes are. While both are in use, a few SMs are kept for the side (peers_reserve), unless it has
+ * nothing but cuda_send. No two operators that wait for peers may run side by side: all ranks run them, and
+ * send, in the order of the array. */
 enum cuda_lane { CUDA_LANE_MAIN, CUDA_LANE_SIDE, CUDA_LANES };
 
 struct cuda_op {
@@ -369,6 +387,7 @@ struct cuda_op {
         struct cuda_dispatch dispatch;
         struct cuda_combine combine;
         struct cuda_sample sample;
+        struct cuda_send send;
     } as;
 };
 

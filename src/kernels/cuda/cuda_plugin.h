@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 
-#define CUDA_PLUGIN_ABI    5
+#define CUDA_PLUGIN_ABI    6
 #define CUDA_PLUGIN_FILE   "libnybble_cuda.so"
 #define CUDA_PLUGIN_SYMBOL "cuda_plugin"
 
@@ -40,16 +40,18 @@ struct cuda_gpu_info {
 struct cuda_peer_handle {
     uint64_t process, address;
     int32_t device, size;
-    uint64_t bytes;
+    uint64_t bytes, sent_bytes;
     uint8_t ipc[64];
 };
 
 struct cuda_peer_options {
     int rank, size;
-    int n_sharing;  /* of the ranks that share this GPU: 1 but in tests. Their launches run side by side */
-    size_t bytes;   /* of a buffer: most that all parts of one launch take together; longer operators are cut
-                       up. Six times that are taken */
-    int timeout_ms; /* that a peer may be late */
+    int n_sharing; /* of the ranks that share this GPU: 1 but in tests. Their launches run side by side */
+    size_t bytes;  /* of a buffer: most that all parts of one launch take together; longer operators are cut
+                      up. Six times that are taken */
+    size_t sent_bytes; /* most that one rank's part of a cuda_send takes; 0: there are none. CUDA_SEND_SLOTS
+                          times (size - 1) times that are taken */
+    int timeout_ms;    /* that a peer may be late */
 };
 
 #define CUDA_LIBRARY_ID_BYTES 128 /* what NCCL calls a unique id */
@@ -123,6 +125,9 @@ struct cuda_plugin {
     /* Bytes a second that this GPU writes to the next rank's memory while all do so: the limit of the link.
      * All ranks call it at once. Below zero: failed. */
     double (*peers_rate)(struct cuda_gpu *g);
+    /* Seconds from a word's leaving this GPU for the next rank's to an answer's coming back, while all ranks
+     * do so: no exchange takes less. All call it at once. Below zero: failed. */
+    double (*peers_round_trip)(struct cuda_gpu *g);
     /* NCCL, where it is found: a new group's id, for rank 0 to hand out (NULL: only whether it is found);
      * joining it, which waits until all ranks do. After peers_open. */
     bool (*library_id)(struct cuda_gpu *g, uint8_t id[CUDA_LIBRARY_ID_BYTES]);

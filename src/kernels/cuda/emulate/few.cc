@@ -2,40 +2,80 @@
  * the same meaning, rows read through the packed layout. A row's sums have one order here, whatever else is
  * in the batch, so that tests of whole models can compare bits; those of linear.cu and moe.cu depend on how a
  * launch's work is shared out. */
+#include <array>
+
 #include "kernels/cuda/cuda_layout.h"
 #include "kernels/cuda/plugin/internal.h"
 #include "kernels/cuda/plugin/prefill.cuh"
 
 #define THREADS 32
 
-/* A code of the word of pair p, half h: see cuda_layout.c. */
+/* Where the four bits of a code of pair p, half h, lie in its word: see cuda_layout.c. */
+struct code_bits {
+    uint8_t at[4][2][4]; /* [p][h][bit] */
+    constexpr code_bits() : at()
+    {
+        constexpr int turn[4] = {0, 4, 10, 6};
+        for (int p = 0; p < 4; p++)
+            for (int h = 0; h < 2; h++)
+                for (int b = 0; b < 4; b++) {
+                    const int target = b == 3 ? 15 : 6 + b, by = p == 3 && target == 8 ? 14 : turn[p];
+                    at[p][h][b] = (uint8_t)((target + 16 * h - by) & 31);
+                }
+    }
+};
+
 static float code_value(uint32_t word, int p, int h)
 {
-    static const int turn[4] = {0, 4, 10, 6};
+    static constexpr code_bits bits;
     uint32_t code = 0;
-    for (int b = 0; b < 4; b++) {
-        const int target = b == 3 ? 15 : 6 + b, by = p == 3 && target == 8 ? 14 : turn[p];
-        code |= (word >> ((target + 16 * h - by) & 31) & 1u) << b;
-    }
+    for (int b = 0; b < 4; b++)
+        code |= (word >> bits.at[p][h][b] & 1u) << b;
     return e2m1_float(code);
 }
 
-/* Row `row` of a matrix of packed rows of K, times x. */
-static float dot(const uint8_t *packed, size_t row, const uint16_t *x, int K)
+/* The numbers of the scales' codes. */
+static const float *scales()
+{
+    static const std::array<float, 256> table = [] {
+        std::array<float, 256> t;
+        for (int code = 0; code < 256; code++)
+            t[(size_t)code] = ldexpf((float)(8 + (code & 7)), (code >> 3) - 13);
+        return t;
+    }();
+    return table.data();
+}
+
+/* sum [n_row] += row `row` of a matrix of packed rows of K, times each of n_row rows of x, one after the
+ * other. */
+static void dots(const uint8_t *packed, size_t row, const uint16_t *x, int n_row, int K, float *sum)
 {
     const uint8_t *tile = packed + row / CUDA_UNIT_ROWS * (size_t)(K / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
+    const float *scale_of = scales();
     const int r = (int)(row % CUDA_UNIT_ROWS);
-    float sum = 0.0f;
-    for (int k = 0; k < K; k += 2) {
-        const uint8_t *unit = tile + (size_t)(k / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
-        const int block = k % CUDA_UNIT_K / 16, lane = r % 8 * 4 + k % 16 / 4, pair = k % 4 / 2 * 2 + r / 8;
-        uint32_t word;
-        memcpy(&word, unit + 16 * lane + 4 * block, 4);
-        const uint32_t code = unit[CUDA_UNIT_CODES + r % 8 * 8 + block * 2 + r / 8];
-        const float scale = ldexpf((float)(8 + (code & 7)), (int)(code >> 3) - 13);
-        sum += code_value(word, pair, 0) * scale * bf16_float(x[k]) +
-               code_value(word, pair, 1) * scale * bf16_float(x[k + 1]);
+    for (int k0 = 0; k0 < K; k0 += 16) { /* a block with one scale */
+        const uint8_t *unit = tile + (size_t)(k0 / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
+        const int block = k0 % CUDA_UNIT_K / 16;
+        const float scale = scale_of[unit[CUDA_UNIT_CODES + r % 8 * 8 + block * 2 + r / 8]];
+        float w[16];
+        for (int k = 0; k < 16; k++) {
+            const int lane = r % 8 * 4 + k / 4, pair = k % 4 / 2 * 2 + r / 8;
+            uint32_t word;
+            memcpy(&word, unit + 16 * lane + 4 * block, 4);
+            w[k] = code_value(word, pair, k % 2) * scale;
+        }
+        for (int t = 0; t < n_row; t++) {
+            const uint16_t *at = x + (size_t)t * K + k0;
+            for (int k = 0; k < 16; k += 2)
+                sum[t] += w[k] * bf16_float(at[k]) + w[k + 1] * bf16_float(at[k + 1]);
+        }
     }
+}
+
+static float dot(const uint8_t *packed, size_t row, const uint16_t *x, int K)
+{
+    float sum = 0.0f;
+    dots(packed, row, x, 1, K, &sum);
     return sum;
 }
 
@@ -43,20 +83,21 @@ static float dot(const uint8_t *packed, size_t row, const uint16_t *x, int K)
 
 static void linear_kernel(const packed_linear w)
 {
-    const int o = (int)(blockIdx.x * THREADS + threadIdx.x), row = (int)blockIdx.y;
+    const int o = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (o >= w.n_out)
         return;
     const struct packed_part &part = w.part[packed_part_of(w, o)];
     const int at = o - part.first;
-    part.out[(size_t)row * part.n_out + at] =
-        dot(w.weight, (size_t)o, w.x + (size_t)row * w.K, w.K) * *part.scale +
-        (part.bias ? part.bias[at] : 0.0f);
+    float sum[CUDA_ROWS_MAX] = {};
+    dots(w.weight, (size_t)o, w.x, w.n_row, w.K, sum);
+    for (int row = 0; row < w.n_row; row++)
+        part.out[(size_t)row * part.n_out + at] = sum[row] * *part.scale + (part.bias ? part.bias[at] : 0.0f);
 }
 
 static const char *any_rows(const struct packed_linear *w, cudaStream_t stream)
 {
-    const dim3 grid((unsigned)(w->n_out + THREADS - 1) / THREADS, (unsigned)w->n_row);
-    return gpu_why(gpu_launch(linear_kernel, grid, THREADS, 0, stream, *w));
+    return gpu_why(
+        gpu_launch(linear_kernel, (unsigned)(w->n_out + THREADS - 1) / THREADS, THREADS, 0, stream, *w));
 }
 
 const char *linear_start(const struct packed_linear *w, const struct gpu_limits *, cudaStream_t stream)

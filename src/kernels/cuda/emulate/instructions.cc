@@ -158,6 +158,11 @@ uint32_t gpu_load_system(const uint32_t *p)
     return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
 
+uint32_t gpu_acquire_system(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
 void gpu_store_system(uint32_t *p, uint32_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELAXED);

@@ -35,14 +35,15 @@ struct block {
     std::vector<uint8_t> dynamic;
     struct variable {
         const void *key;
+        size_t bytes;
         std::unique_ptr<uint8_t[]> memory;
         void *at;
     };
     std::vector<variable> variables;
     size_t static_bytes;
     unsigned n_at_barrier;
-    unsigned first; /* thread of the launch */
-    unsigned n_thread;
+    unsigned first;           /* thread of those that run at the same time */
+    unsigned n_thread, index; /* index: of the grid */
 };
 
 struct thread {
@@ -64,8 +65,9 @@ struct engine_state {
     /* Of the round that runs: threads from `turn` on, by `by`, have not had theirs; `end` is beyond the last.
      */
     size_t turn, by, end;
-    size_t left;    /* threads that have not ended */
-    bool only_spun; /* none in this round did more than spin */
+    size_t left;                /* threads that have not ended */
+    bool only_spun;             /* none in this round did more than spin */
+    size_t group, n_at_cluster; /* blocks that run at the same time; threads of them that wait for the rest */
     const std::function<void()> *kernel;
     unsigned n_launch;
     bool failed;
@@ -174,6 +176,20 @@ void barrier()
             engine->threads[b->first + i]->state = READY;
 }
 
+void cluster_barrier()
+{
+    engine_state *e = engine;
+    const size_t n = e->group * e->running->block->n_thread;
+    if (++e->n_at_cluster < n) {
+        wait(WAITS_BARRIER);
+        return;
+    }
+    e->n_at_cluster = 0;
+    for (size_t i = 0; i < n; i++)
+        if (e->threads[i]->state == WAITS_BARRIER)
+            e->threads[i]->state = READY;
+}
+
 /* A copy of few bytes without a call. */
 static void put(uint8_t *to, const void *from, size_t bytes)
 {
@@ -244,8 +260,28 @@ void *shared_variable(const void *key, size_t bytes, size_t alignment)
     std::unique_ptr<uint8_t[]> memory(new uint8_t[bytes + alignment]);
     std::memset(memory.get(), POISON, bytes + alignment);
     void *at = (void *)(((uintptr_t)memory.get() + alignment - 1) & ~(uintptr_t)(alignment - 1));
-    b->variables.push_back({key, std::move(memory), at});
+    b->variables.push_back({key, bytes, std::move(memory), at});
     return at;
+}
+
+void *cluster_shared(const void *mine, unsigned rank)
+{
+    const block *own = engine->running->block, *other = nullptr;
+    for (size_t i = 0; i < engine->group; i++)
+        if (engine->blocks[i]->index % engine->group == rank)
+            other = engine->blocks[i].get();
+    const uint8_t *p = (const uint8_t *)mine, *dynamic = own->dynamic.data();
+    if (other && p >= dynamic && p < dynamic + own->dynamic.size())
+        return (void *)(other->dynamic.data() + (p - dynamic));
+    for (const block::variable &v : own->variables) {
+        if (p < (const uint8_t *)v.at || p >= (const uint8_t *)v.at + v.bytes)
+            continue;
+        for (size_t i = 0; other && i < other->variables.size(); i++)
+            if (other->variables[i].key == v.key)
+                return (uint8_t *)other->variables[i].at + (p - (const uint8_t *)v.at);
+    }
+    fail_here("another block's shared memory that is not there");
+    return nullptr;
 }
 
 /* ---- a launch -------------------------------------------------------------------------------------- */
@@ -278,6 +314,7 @@ static void set_up(block *b, unsigned first, dim3 grid, dim3 shape, size_t index
 {
     b->first = first;
     b->n_thread = shape.x * shape.y * shape.z;
+    b->index = (unsigned)index;
     b->n_at_barrier = 0;
     b->static_bytes = 0;
     b->warps.assign((b->n_thread + WARP - 1) / WARP, warp());
@@ -345,18 +382,20 @@ static void run_threads(engine_state *e, size_t n, bool backward)
     }
 }
 
-static cudaError_t run(const char *name, dim3 grid, dim3 shape, size_t shared, bool together,
+static cudaError_t run(const char *name, dim3 grid, dim3 shape, size_t shared, unsigned cluster,
                        const std::function<void()> &kernel)
 {
     need_engine();
     const size_t n_block = (size_t)grid.x * grid.y * grid.z, n_thread = (size_t)shape.x * shape.y * shape.z;
-    const size_t group = together ? n_block : 1;
+    const size_t group = cluster ? cluster : n_block;
     const bool backward = engine->n_launch++ % 2;
     engine->failed = false;
     engine->kernel = &kernel;
     engine->shared = shared;
+    engine->group = group;
+    engine->n_at_cluster = 0;
     if (n_block == 0 || n_thread == 0 || n_thread > 1024 || shared > SHARED_LIMIT || grid.y > 65535 ||
-        grid.z > 65535)
+        grid.z > 65535 || grid.x % (cluster ? cluster : 1))
         fail("a launch of blocks of %zu threads with %zu bytes of shared memory", n_thread, shared);
     else if (!make_threads(group * n_thread))
         fail("no memory for the stacks of %zu threads", group * n_thread);
@@ -376,10 +415,10 @@ static cudaError_t run(const char *name, dim3 grid, dim3 shape, size_t shared, b
     return cudaErrorLaunchFailure;
 }
 
-cudaError_t launch(const char *name, dim3 grid, dim3 block, size_t shared, bool together, cudaStream_t stream,
-                   std::function<void()> kernel)
+cudaError_t launch(const char *name, dim3 grid, dim3 block, size_t shared, unsigned cluster,
+                   cudaStream_t stream, std::function<void()> kernel)
 {
-    return stream_do(stream, [=] { return run(name, grid, block, shared, together, kernel); });
+    return stream_do(stream, [=] { return run(name, grid, block, shared, cluster, kernel); });
 }
 
 } // namespace simt

@@ -27,6 +27,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) alignas(n)
@@ -96,8 +97,14 @@ uint8_t *dynamic_shared();
 /* One block's variable, the same for all its threads; `key` is an address of its own. */
 void *shared_variable(const void *key, size_t bytes, size_t alignment);
 
-cudaError_t launch(const char *name, dim3 grid, dim3 block, size_t shared, bool together, cudaStream_t stream,
-                   std::function<void()> kernel);
+/* What another block of the cluster has where this one has `mine`; `rank`: of the cluster. */
+void *cluster_shared(const void *mine, unsigned rank);
+/* All threads of the cluster. */
+void cluster_barrier();
+
+/* `cluster` blocks in a row run at the same time, 0: all of them. */
+cudaError_t launch(const char *name, dim3 grid, dim3 block, size_t shared, unsigned cluster,
+                   cudaStream_t stream, std::function<void()> kernel);
 
 template <typename T> static inline T lane_value(unsigned mask, T v, unsigned from)
 {
@@ -160,7 +167,7 @@ static inline cudaError_t gpu_launch(void (*kernel)(P...), dim3 grid, dim3 block
 {
     if (gpu_only_check)
         return cudaSuccess;
-    return simt::launch(__PRETTY_FUNCTION__, grid, block, shared, false, stream,
+    return simt::launch(__PRETTY_FUNCTION__, grid, block, shared, 1, stream,
                         simt::bind(kernel, std::forward<A>(args)...));
 }
 
@@ -170,7 +177,7 @@ static inline cudaError_t gpu_launch_together(void (*kernel)(P...), dim3 grid, d
 {
     if (gpu_only_check)
         return cudaSuccess;
-    return simt::launch(__PRETTY_FUNCTION__, grid, block, shared, true, stream,
+    return simt::launch(__PRETTY_FUNCTION__, grid, block, shared, 0, stream,
                         simt::bind(kernel, std::forward<A>(args)...));
 }
 

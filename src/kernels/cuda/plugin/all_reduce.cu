@@ -7,7 +7,7 @@
  * run at once (peers_blocks), on every rank: so whatever is waited for is on its way. */
 #include "kernels/cuda/plugin/library.h"
 #include "kernels/cuda/plugin/norm.cuh"
-#include "kernels/cuda/plugin/peers.h"
+#include "kernels/cuda/plugin/sent.h"
 
 /* Of one launch: rows [first, first + n_row) of the operator. */
 struct reduce_launch {
@@ -113,7 +113,8 @@ static __global__ void __launch_bounds__(1024)
     const int rows = launch.count ? min(*launch.count - launch.first, launch.n_row) : launch.n_row;
     if (rows <= 0) /* on all ranks */
         return;
-    const uint32_t turn = gpu_load_system(&p.state->turn);
+    const peer_now now = peer_begin(p);
+    const uint32_t turn = now.turn;
     if (turn == PEER_BUFFERS)
         return;
     send_rows<ALIGNED, TWO_SHOT>(a, p, turn, launch.first, rows);
@@ -144,7 +145,7 @@ static __global__ void __launch_bounds__(1024)
             norm_end<ALIGNED>(a, row, square, room, to, first_weight);
         __syncthreads(); /* room is written again */
     }
-    peer_end(p, turn, (uint32_t)((TWO_SHOT ? (rows + p.size - 1) / p.size : rows) * width),
+    peer_end(p, now, (uint32_t)((TWO_SHOT ? (rows + p.size - 1) / p.size : rows) * width),
              TWO_SHOT ? (uint32_t)(rows * width) : 0u);
 }
 
@@ -187,6 +188,8 @@ const char *all_reduce_start(const struct cuda_op *op, const struct op_place *at
         return why;
     if (a->way == CUDA_REDUCE_LIBRARY)
         return library_start(op, at);
+    if (a->way == CUDA_REDUCE_SENT)
+        return sent_add_start(op, at);
     if (n < 1 || n > NORM_N_MAX || (n + 3) / 4 > (int)at->peers->memory.slot)
         return "all-reduce: rows of 1 to 32768, which a peer's buffer holds";
     const bool two_shot = a->way == CUDA_REDUCE_TWO_SHOT ||

@@ -18,8 +18,11 @@ bool attention_has_mma(const struct cuda_kv *kv);
 /* Keys of a part of a row of `single` are cut at absolute positions. Where few rows are in the step, short
  * sequences have short parts, which use more of the GPU; long ones have less to put together, and blocks that
  * live longer. The position from which on parts are long: about 64 short ones in all the rows before. It is
- * the same for all numbers of rows that share a graph, those up to a power of two, and 0 for more than 8. */
-#define ATTENTION_PART (4 * CUDA_SPLIT_KEYS) /* 32 blocks at most */
+ * the same for all numbers of rows that share a graph, those up to a power of two, and 0 for more than 8:
+ * then what depends on a sequence's length alone is whether it is one part, which nobody has to put together.
+ */
+#define ATTENTION_PART  (4 * CUDA_SPLIT_KEYS) /* 32 blocks: a lane knows one */
+#define ATTENTION_WHOLE (2 * ATTENTION_PART)  /* keys of a sequence that is one part */
 static inline int attention_long_from(const struct cuda_attention *a)
 {
     int rows = 1;
@@ -29,13 +32,17 @@ static inline int attention_long_from(const struct cuda_attention *a)
 }
 __host__ __device__ __forceinline__ int attention_part_keys(int long_from, int pos)
 {
-    return pos < long_from ? CUDA_SPLIT_KEYS : ATTENTION_PART;
+    if (long_from > 0)
+        return pos < long_from ? CUDA_SPLIT_KEYS : ATTENTION_PART;
+    return pos < ATTENTION_WHOLE ? ATTENTION_WHOLE : ATTENTION_PART;
 }
 /* Into how many parts a launch cuts the keys that rows of `single` may see. */
 static inline int attention_part_count(const struct cuda_attention *a)
 {
     const int n_long = (a->n_split * CUDA_SPLIT_KEYS + ATTENTION_PART - 1) / ATTENTION_PART;
     const int n_short = attention_long_from(a) / CUDA_SPLIT_KEYS;
+    if (n_short == 0)
+        return a->n_split * CUDA_SPLIT_KEYS <= ATTENTION_WHOLE ? 1 : n_long;
     return max(n_long, min(a->n_split, n_short));
 }
 

@@ -30,14 +30,17 @@ static __global__ void __launch_bounds__(32 * WARPS, (NT == 1 ? 12 : 8) / WARPS)
     const int kv_head = (int)blockIdx.y / groups, at_head = (int)blockIdx.y % groups * 8 * NT;
     const int head = kv_head * of_kv + at_head, n_head = min(8 * NT, of_kv - at_head);
     /* What no operator writes, and where the cache is, before waiting for the operator before. */
-    int row = 0, n = 0, block = 0;
+    int row = 0, n = 0, block = 0, block_32 = 0;
     if (which < min(*a.single_count, a.n_single)) {
         const struct cuda_tile tile = a.single[which];
         row = tile.row;
         const int pos = a.pos[row], keys = attention_part_keys(p.long_from, pos);
         n = min(pos + 1 - split * keys, keys); /* keys of the part, if there are any */
+        const int32_t *table = &a.block_table[(size_t)tile.seq * *a.stride + split * (keys / CUDA_KV_BLOCK)];
         if (lane * CUDA_KV_BLOCK < n)
-            block = a.block_table[(size_t)tile.seq * *a.stride + split * (keys / CUDA_KV_BLOCK) + lane];
+            block = table[lane];
+        if (!few && (32 + lane) * CUDA_KV_BLOCK < n)
+            block_32 = table[32 + lane];
         if (few && n > 0)
             fetch_part<HD, TYPE>(a.kv, block, kv_head, (n - 1) / CUDA_KV_BLOCK, warp, lane);
     }
@@ -49,20 +52,20 @@ static __global__ void __launch_bounds__(32 * WARPS, (NT == 1 ? 12 : 8) / WARPS)
     heads<HD, NT> h;
     part_walk<HD, TYPE, NT, WARPS> walk;
     ask_for_heads<HD, TYPE, NT>(h, a.q + ((size_t)row * a.n_head + head) * HD, n_head, lane);
-    walk.begin(a.kv, block, kv_head, n, warp, lane);
+    walk.begin(a.kv, block, block_32, kv_head, n, warp, lane);
     walk.run(a.kv, h, scale, warp, lane);
     put_part(h, &part[warp], lane); /* of a warp without a key: nothing, under a weight of zero */
     __syncthreads();
     for (int i = threadIdx.x; i < n_head * HD; i += 32 * WARPS) {
         const int t = i / HD, d = i % HD;
-        const whole_part<1> of = add_warps<1, HD, NT, WARPS>(part, t, d);
+        const whole_part of = add_warps<HD, NT, WARPS>(part, t, d);
         if (p.n_part == 1) {
             const float by = (TYPE == CUDA_KV_FP8 ? a.kv.scale[1] : 1.0f) / of.sum;
-            a.y[((size_t)row * a.n_head + head) * HD + i] = float_bf16(of.acc[0] * by);
+            a.y[((size_t)row * a.n_head + head) * HD + i] = float_bf16(of.acc * by);
             continue;
         }
         const size_t to = ((size_t)which * a.n_head + head + t) * p.n_part + split;
-        p.parts.acc[to * HD + d] = of.acc[0];
+        p.parts.acc[to * HD + d] = of.acc;
         if (d == 0) {
             p.parts.max[to] = of.max;
             p.parts.sum[to] = of.sum;

@@ -116,17 +116,37 @@ static __device__ __forceinline__ void weigh(float (&s)[span<TYPE>::TILES][NT][4
     }
 }
 
+/* Weights as the second operand of the product with values. */
+template <int TYPE, int NT>
+static __device__ __forceinline__ void weights_to_pairs(const float (&weight)[span<TYPE>::TILES][NT][4],
+                                                        uint32_t (&p)[span<TYPE>::TILES][NT][2])
+{
+#pragma unroll
+    for (int u = 0; u < span<TYPE>::TILES; u++)
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            p[u][t][0] = transpose_8x8(kv_pair<TYPE>(weight[u][t][0], weight[u][t][1]));
+            p[u][t][1] = transpose_8x8(kv_pair<TYPE>(weight[u][t][2], weight[u][t][3]));
+        }
+}
+
 /* Every WARPS-th span of a part, this warp's first on. */
 template <int HD, int TYPE, int NT, int WARPS> struct part_walk {
     span_keys<HD, TYPE> key;
     span_values<HD, TYPE> value;
-    int block, n, last, kv_head; /* block: a lane has the number of the part's block `lane`; n: keys */
+    int block, block_32, n, last,
+        kv_head; /* a lane has the numbers of blocks `lane` and 32 + lane; n: keys */
 
     /* a block of a span that is not there repeats the last, and counts for nothing */
     __device__ __forceinline__ size_t region(const struct cuda_kv &kv, int at, int more) const
     {
-        return kv_region(kv, __shfl_sync(ALL_LANES, block, min(at * span<TYPE>::BLOCKS + more, last)),
-                         kv_head);
+        const int i = min(at * span<TYPE>::BLOCKS + more, last);
+        int id = __shfl_sync(ALL_LANES, block, i % 32);
+        if (WARPS != WARPS_FEW) { /* parts of few rows have 32 blocks at most */
+            const int other = __shfl_sync(ALL_LANES, block_32, i % 32);
+            id = i < 32 ? id : other;
+        }
+        return kv_region(kv, id, kv_head);
     }
     __device__ __forceinline__ void load_keys(const struct cuda_kv &kv, int at, int lane)
     {
@@ -144,10 +164,11 @@ template <int HD, int TYPE, int NT, int WARPS> struct part_walk {
     }
 
     /* Asks for the first span, if there is one. */
-    __device__ __forceinline__ void begin(const struct cuda_kv &kv, int blocks, int kv_head_, int n_,
-                                          int warp, int lane)
+    __device__ __forceinline__ void begin(const struct cuda_kv &kv, int first, int second, int kv_head_,
+                                          int n_, int warp, int lane)
     {
-        block = blocks;
+        block = first;
+        block_32 = second;
         kv_head = kv_head_;
         n = n_;
         last = (n - 1) / CUDA_KV_BLOCK;
@@ -176,13 +197,7 @@ template <int HD, int TYPE, int NT, int WARPS> struct part_walk {
             if (left < s::KEYS)
                 value.keep(left - s::key_of_lane(lane % 4));
             uint32_t p[s::TILES][NT][2];
-#pragma unroll
-            for (int u = 0; u < s::TILES; u++)
-#pragma unroll
-                for (int t = 0; t < NT; t++) {
-                    p[u][t][0] = transpose_8x8(kv_pair<TYPE>(weight[u][t][0], weight[u][t][1]));
-                    p[u][t][1] = transpose_8x8(kv_pair<TYPE>(weight[u][t][2], weight[u][t][3]));
-                }
+            weights_to_pairs<TYPE, NT>(weight, p);
             value.template add<NT>(h.o, p);
             if (more)
                 load_values(kv, at + WARPS, lane);
@@ -227,14 +242,14 @@ static __device__ __forceinline__ void put_part(const heads<HD, NT> &h, warp_par
         }
 }
 
-/* What a part has of head t and N dimensions from d on, from what its warps have. */
-template <int N> struct whole_part {
-    float max, sum, acc[N];
+/* What a part has of head t and dimension d, from what its warps have. */
+struct whole_part {
+    float max, sum, acc;
 };
-template <int N, int HD, int NT, int WARPS>
-static __device__ __forceinline__ whole_part<N> add_warps(const warp_part<HD, NT> *part, int t, int d)
+template <int HD, int NT, int WARPS>
+static __device__ __forceinline__ whole_part add_warps(const warp_part<HD, NT> *part, int t, int d)
 {
-    whole_part<N> p = {};
+    whole_part p = {};
     p.max = part[0].max[t];
 #pragma unroll
     for (int w = 1; w < WARPS; w++)
@@ -243,9 +258,7 @@ static __device__ __forceinline__ whole_part<N> add_warps(const warp_part<HD, NT
     for (int w = 0; w < WARPS; w++) {
         const float by = gpu_exp2(part[w].max[t] - p.max);
         p.sum = fmaf(by, part[w].sum[t], p.sum);
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            p.acc[i] = fmaf(by, part[w].acc[t][d + i], p.acc[i]);
+        p.acc = fmaf(by, part[w].acc[t][d], p.acc);
     }
     return p;
 }

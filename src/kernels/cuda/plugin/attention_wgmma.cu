@@ -31,7 +31,7 @@ static __device__ __forceinline__ void produce(const struct cuda_attention &a, c
             copies_end();
             if (pending) {
                 copies_wait<1>();
-                shared_written();
+                shared_for_async();
                 bell_ring(pending);
             }
             pending = smem + at::KEY_THERE + 8 * stage;
@@ -45,7 +45,7 @@ static __device__ __forceinline__ void produce(const struct cuda_attention &a, c
                 copy_values<HD>(a, w, before, w.end - last * KEYS, smem + at::VALUE + its * at::STEP);
             copies_end();
             copies_wait<1>();
-            shared_written();
+            shared_for_async();
             bell_ring(pending);
             pending = smem + at::VALUE_THERE + 8 * its;
         }
@@ -54,7 +54,7 @@ static __device__ __forceinline__ void produce(const struct cuda_attention &a, c
             block = entries(w, step + 1, lane);
     }
     copies_wait<0>();
-    shared_written();
+    shared_for_async();
     bell_ring(pending);
 }
 
@@ -172,7 +172,7 @@ static __device__ __forceinline__ void consume(const struct cuda_attention &a, c
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32, g = lane / 4;
     const uint32_t queries = smem + group * at::QUERIES;
     put_queries<HD, TYPE>(a, w, group, smem);
-    shared_written();
+    shared_for_async();
     bell_ring(smem + at::QUERIES_THERE + 8 * group);
     bell_wait(smem + at::QUERIES_THERE + 8 * group, 0);
     softmax r;
@@ -248,7 +248,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wgmma_kernel(const cuda_att
     DYNAMIC_SHARED(memory);
     gpu_wait_before();
     gpu_let_next();
-    const uint32_t smem = (shared_at(memory) + 1023u) & ~1023u;
+    const uint32_t smem = (shared_offset(memory) + 1023u) & ~1023u;
     const int which = a.n_tile - 1 - (int)blockIdx.y, of_kv = a.n_head / a.kv.n_kv_head,
               pairs = (of_kv + 1) / 2;
     if (which >= min(*a.tile_count, a.n_tile))

@@ -1,6 +1,5 @@
-/* What attention of many rows needs of Hopper: products of a warpgroup, barriers that count arrivals, and
- * copies into shared memory, for nvcc and for the emulator (emulate/wgmma.cc) alike. Shared memory goes by
- * addresses of 32 bits.
+/* What attention of many rows needs of Hopper besides bell.cuh: products of a warpgroup, and copies into
+ * shared memory, for nvcc and for the emulator (emulate/wgmma.cc) alike.
  *
  * A matrix in shared memory lies in panels of 64 elements' width: rows of 128 bytes, of which the 16-byte
  * chunk c is at c ^ (row % 8), the panel at a multiple of 1024. Its descriptor names one k-step of 16 of it:
@@ -8,41 +7,11 @@
 #pragma once
 
 #include "kernels/cuda/plugin/attention_number.cuh"
+#include "kernels/cuda/plugin/bell.cuh"
 
 #ifdef __CUDACC__
 #include "kernels/cuda/plugin/prefill_wgmma.cuh"
 
-__device__ __forceinline__ uint32_t shared_at(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-__device__ __forceinline__ void bell_make(uint32_t bell, uint32_t arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bell), "r"(arrivals) : "memory");
-}
-/* After the last bell_make, before the barrier that shows them to the others. */
-__device__ __forceinline__ void bells_made()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void bell_ring(uint32_t bell)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bell) : "memory");
-}
-__device__ __forceinline__ void bell_wait(uint32_t bell, uint32_t parity)
-{
-    asm volatile(
-        "{\n.reg .pred p;\nagain:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(
-            bell),
-        "r"(parity)
-        : "memory");
-}
-/* What this thread wrote to shared memory before, copies that have ended included, is there for wgmma. */
-__device__ __forceinline__ void shared_written()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
 template <int BYTES> __device__ __forceinline__ void shared_copy(uint32_t to, const void *from)
 {
     if (BYTES == 16)
@@ -78,29 +47,7 @@ __device__ __forceinline__ uint4 shared_vector(uint32_t at)
                  : "memory");
     return v;
 }
-/* Volatile: what follows from it is not kept in registers over a loop. */
-__device__ __forceinline__ int thread_anew()
-{
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-/* Registers of this warpgroup's threads from now on. */
-template <int N> __device__ __forceinline__ void registers_fewer()
-{
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
-}
-template <int N> __device__ __forceinline__ void registers_more()
-{
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
-}
-
-/* Registers that products read and write are as they should be; the products begin; at most N groups of them
- * are left to end. */
-__device__ __forceinline__ void products_fence()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
+/* The products begin; at most N groups of them are left to end. */
 __device__ __forceinline__ void products_begin()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -109,14 +56,6 @@ template <int N> __device__ __forceinline__ void products_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-/* Not before here, says this to the compiler. */
-template <int N> __device__ __forceinline__ void products_there(float (&d)[N])
-{
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        asm volatile("" : "+f"(d[i])::"memory");
-}
-
 /* D[64][N] = or += A[64][16] * B[N][16]^T into fp32, of bf16 or f16. A lane's 4i to 4i + 3 of d are what
  * mma_bf16 has of columns 8i to 8i + 7, for the 16 rows of its warp; so is `a`. */
 template <int TYPE, int N> struct product;
@@ -145,20 +84,9 @@ PRODUCT(CUDA_KV_FP8, "f16", 128, 64, 64, 65, 66, 67, 68, 69, 64, 65, 66)
 #undef PRODUCT
 // clang-format on
 #else
-uint32_t shared_at(const void *p);
-void bell_make(uint32_t bell, uint32_t arrivals);
-void bell_ring(uint32_t bell);
-void bell_wait(uint32_t bell, uint32_t parity);
-uint8_t *shared_pointer(uint32_t at, size_t bytes);
 void wgmma_shared(float *d, int n, bool half, uint64_t a, uint64_t b, int keep);
 void wgmma_registers(float *d, int n, bool half, const uint32_t *a, uint64_t b, int keep);
 
-static inline void bells_made()
-{
-}
-static inline void shared_written()
-{
-}
 template <int BYTES> static inline void shared_copy(uint32_t to, const void *from)
 {
     std::memcpy(shared_pointer(to, BYTES), from, BYTES);
@@ -179,26 +107,10 @@ static inline uint4 shared_vector(uint32_t at)
     std::memcpy(&v, shared_pointer(at, sizeof(v)), sizeof(v));
     return v;
 }
-static inline int thread_anew()
-{
-    return (int)threadIdx.x;
-}
-template <int N> static inline void registers_fewer()
-{
-}
-template <int N> static inline void registers_more()
-{
-}
-static inline void products_fence()
-{
-}
 static inline void products_begin()
 {
 }
 template <int N> static inline void products_wait()
-{
-}
-template <int N> static inline void products_there(float (&)[N])
 {
 }
 template <int TYPE, int N> struct product {

@@ -167,18 +167,33 @@ static struct packed_linear packed_from(const struct cuda_op *op, int first)
     return w;
 }
 
-/* By the kernel for few rows, so many at a time. */
+/* Where sharing out K pays: in weights up to which it does (beyond, their streams are what counts), and in
+ * outputs, if there are more than 32 rows (docs/SPEED.md). */
+#define SPLIT_BYTES ((size_t)24 << 20)
+#define SPLIT_OUT   2560
+
+/* Rows that the kernel for few with K shared out takes at once; 0: another is to be taken. */
+static int split_rows(const struct packed_linear *w, const struct gpu_limits *limits)
+{
+    const size_t bytes = (size_t)(w->n_out + 15) / 16 * (size_t)(w->K / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
+    const int most =
+        bytes <= SPLIT_BYTES || !linear_takes(w, limits) ? linear_split_rows(w->n_out, w->K, limits) : 0;
+    return w->n_out <= SPLIT_OUT ? most : most < CUDA_ROWS_MAX ? most : CUDA_ROWS_MAX;
+}
+
+/* By the kernels for few rows, so many at a time. */
 static const char *packed_few(const struct packed_linear *all, const struct op_place *at)
 {
     if (linear_single_takes(all, at->limits))
         return linear_single_start(all, at);
-    for (int row = 0; row < all->n_row; row += CUDA_ROWS_MAX) {
+    const int split = split_rows(all, at->limits), most = split ? split : CUDA_ROWS_MAX;
+    for (int row = 0; row < all->n_row; row += most) {
         struct packed_linear w = *all;
-        w.n_row = all->n_row - row < CUDA_ROWS_MAX ? all->n_row - row : CUDA_ROWS_MAX;
+        w.n_row = all->n_row - row < most ? all->n_row - row : most;
         w.x += (size_t)row * (size_t)w.K;
         for (int i = 0; i < w.n_part; i++)
             w.part[i].out += (size_t)row * (size_t)w.part[i].n_out;
-        const char *why = linear_start(&w, at->limits, at->stream);
+        const char *why = split ? linear_split_start(&w, at) : linear_start(&w, at->limits, at->stream);
         if (why)
             return why;
     }
@@ -188,8 +203,12 @@ static const char *packed_few(const struct packed_linear *all, const struct op_p
 /* There are many rows, or rows too long for the shared memory of the kernels for few. */
 static bool takes_many(const struct packed_linear *w, const struct gpu_limits *limits)
 {
-    return prefill_linear_takes(w, limits) &&
-           (w->n_row > CUDA_ROWS_MAX || !(linear_single_takes(w, limits) || linear_takes(w, limits)));
+    if (!prefill_linear_takes(w, limits) || linear_single_takes(w, limits))
+        return false;
+    if (w->n_row > 2 * CUDA_ROWS_MAX)
+        return true;
+    const int split = split_rows(w, limits);
+    return w->n_row > (split ? split : CUDA_ROWS_MAX) || (!split && !linear_takes(w, limits));
 }
 
 bool linear_op_is_prefill(const struct cuda_op *op, const struct gpu_limits *limits)

@@ -6,6 +6,7 @@
  * instruction's own order. Where a matrix has few rows, `split` warps of a block share the k of a tile and
  * their sums are added in order: the same bits on every run. */
 #include "kernels/cuda/plugin/dense.cuh"
+#include "kernels/cuda/plugin/prefill.cuh"
 
 #define WARPS  16
 #define BLOCK  64 /* k of a step */
@@ -207,11 +208,14 @@ static int choose_rows(int n_row, int K, const struct gpu_limits *limits)
     return nt;
 }
 
+/* Rows that do not fit at once read the weights again: from 17 on another kernel is the faster. */
 bool dense_stream_takes(const struct dense *d, const struct gpu_limits *limits)
 {
+    const int nt = choose_rows(d->n_row, d->K, limits);
+    if (8 * nt < d->n_row && prefill_bf16_takes(d, limits))
+        return false;
     return d->x && (d->part[0].w.type == CUDA_BF16 || d->part[0].w.type == CUDA_FP8) && d->K % BLOCK == 0 &&
-           d->K >= BLOCK && (d->n_row <= CUDA_ROWS_MAX || d->part[0].w.type == CUDA_FP8) &&
-           choose_rows(d->n_row, d->K, limits) > 0;
+           d->K >= BLOCK && (d->n_row <= CUDA_ROWS_MAX || d->part[0].w.type == CUDA_FP8) && nt > 0;
 }
 
 const char *dense_stream_start(const struct dense *d, const struct op_place *at)

@@ -3,11 +3,14 @@
  * for nothing but numbers, which say by themselves that they are there (peers.h). In a buffer a rank's rows
  * follow each other; in the area for all together are, of each rank, a sign that it is here, and choices.
  *
- * A warp moves a part of a row. Half of the warps send and wait for nothing, and all blocks run at once, on
- * every rank. */
+ * A warp moves a part of a row. Some of the blocks send and wait for nothing but, at the end, signs, and all
+ * run at once, on every rank. What a launch has to know is asked for all at once, before anything is looked
+ * at: few rows take the time of what follows one another, not of what is moved. */
 #include "kernels/cuda/plugin/spread.cuh"
 
-#define TOGETHER 8 /* choices of a row under way at once */
+#define BATCH  4            /* fours of one lane under way at once        */
+#define PART   (32 * BATCH) /* fours of a row that a warp moves in one go */
+#define CHOICE 32           /* numbers of a choice that a warp looks at at once, one a lane */
 
 /* A choice in a buffer. */
 union four_ids {
@@ -25,7 +28,7 @@ static __host__ __device__ __forceinline__ row_layout layout_of(const cuda_dispa
     row_layout l;
     l.id_fours = a.expert ? (a.n_used + 3) / 4 : 0;
     l.x_fours = a.n / 8;
-    l.n_part = (l.x_fours + SPREAD_PART - 1) / SPREAD_PART;
+    l.n_part = (l.x_fours + PART - 1) / PART;
     return l;
 }
 
@@ -40,26 +43,6 @@ static __device__ __forceinline__ float4 *sign_of(const peer_memory &p, float4 *
     return peer_whole(p, buffer) + (size_t)from * sign_fours(row, l);
 }
 
-/* Bits of the ranks that need a row with this choice. */
-static __device__ __forceinline__ uint32_t ranks_of(const cuda_dispatch &a, int size, const int32_t *expert)
-{
-    uint32_t mask = 0;
-    if (!expert)
-        return (1u << size) - 1;
-    for (int first = 0; first < a.n_used; first += TOGETHER) {
-        int id[TOGETHER];
-#pragma unroll
-        for (int k = 0; k < TOGETHER; k++) /* all asked for before any is looked at */
-            id[k] = first + k < a.n_used ? expert[first + k] : -1;
-#pragma unroll
-        for (int k = 0; k < TOGETHER; k++) {
-            const int r = spread_owner(a.first, size, id[k]);
-            mask |= r >= 0 ? 1u << r : 0u;
-        }
-    }
-    return mask;
-}
-
 /* A choice as this rank's expert, counted. */
 static __device__ __forceinline__ void keep_choice(const cuda_dispatch &a, const peer_memory &p, int place,
                                                    int j, int expert)
@@ -70,109 +53,247 @@ static __device__ __forceinline__ void keep_choice(const cuda_dispatch &a, const
         atomicAdd((unsigned long long *)&a.load[expert], 1ull);
 }
 
-/* Row i of this rank: its part number `part`, and with the first one its choice. */
-static __device__ __forceinline__ void send_part(const cuda_dispatch &a, const peer_memory &p, uint32_t turn,
-                                                 const spread_launch &l, const row_layout &row, int i,
-                                                 int part, int lane)
+/* What a warp has asked for: a part of a row, and numbers of its choice. Where they are in buffers, in fours
+ * behind a buffer's begin: this lane's first of the row, and of the choice. */
+struct asked {
+    float4 v[BATCH];
+    size_t x_at, choice_at;
+    int i, part, place, begin;
+};
+
+static __device__ __forceinline__ void find_unit(const peer_memory &p, const spread_launch &l,
+                                                 const row_layout &row, int rank, int unit, int lane,
+                                                 asked &q)
 {
-    const size_t own = (size_t)(l.first + i);
-    const int32_t *expert = a.expert ? a.expert + own * a.n_used : nullptr;
-    const float4 *x = (const float4 *)(a.x + own * a.n);
-    const int begin = part * SPREAD_PART + lane, place = spread_place(a.rows, l, p.rank, i);
-    float4 v[SPREAD_BATCH];
+    q.i = unit / row.n_part;
+    q.part = unit - q.i * row.n_part;
+    q.begin = q.part * PART + lane;
+    q.x_at = (size_t)rank * p.slot + (size_t)q.i * row.x_fours + q.begin;
+    q.choice_at =
+        (size_t)p.size * p.slot + (size_t)rank * sign_fours(row, l) + 1 + (size_t)q.i * row.id_fours + lane;
+}
+
+/* ---- rows of this rank ------------------------------------------------------------------------------ */
+
+/* Number first + lane of the choice of row i; -1: there is none. */
+static __device__ __forceinline__ int32_t own_choice(const cuda_dispatch &a, const spread_launch &l, int i,
+                                                     int first, int lane)
+{
+    return first + lane < a.n_used ? a.expert[(size_t)(l.first + i) * a.n_used + first + lane] : -1;
+}
+
+static __device__ __forceinline__ int32_t ask_own(const cuda_dispatch &a, const peer_memory &p,
+                                                  const spread_launch &l, const row_layout &row, int lane,
+                                                  asked &q)
+{
+    const float4 *x = (const float4 *)(a.x + (size_t)(l.first + q.i) * a.n) + q.begin;
 #pragma unroll
-    for (int k = 0; k < SPREAD_BATCH; k++)
-        if (begin + 32 * k < row.x_fours)
-            v[k] = x[begin + 32 * k];
-    if (part == 0 && expert) {
-        for (int q = lane; q < row.id_fours; q += 32) {
-            four_ids ids;
-            for (int c = 0; c < 4; c++)
-                ids.id[c] = 4 * q + c < a.n_used ? expert[4 * q + c] : -1;
-            ids.four = peer_sendable(ids.four);
-            for (int d = 1; d < p.size; d++) {
-                const int r = (p.rank + d) % p.size;
-                gpu_store_system(sign_of(p, peer_buffer(p, r, turn), p.rank, row, l) + 1 +
-                                     (size_t)i * row.id_fours + q,
-                                 ids.four);
-            }
-        }
-        for (int j = lane; j < a.n_used; j += 32)
-            keep_choice(a, p, place, j, expert[j]);
+    for (int k = 0; k < BATCH; k++)
+        if (q.begin + 32 * k < row.x_fours)
+            q.v[k] = x[32 * k];
+    q.place = spread_place(a.rows, l, p.rank, q.i);
+    return a.expert ? own_choice(a, l, q.i, 0, lane) : -1;
+}
+
+/* Bits of the ranks that have one of these experts, one a lane. */
+static __device__ __forceinline__ uint32_t ranks_of(const cuda_dispatch &a, int size, int32_t id)
+{
+    uint32_t mask = 0;
+#pragma unroll 1
+    for (int r = 0; r < size; r++)
+        mask |= __any_sync(~0u, id >= a.first[r] && id < a.first[r + 1]) ? 1u << r : 0u;
+    return mask;
+}
+
+/* Four numbers of the choice in each of the first lanes. */
+static __device__ __forceinline__ float4 pack_choice(int32_t id, int lane)
+{
+    four_ids ids;
+#pragma unroll
+    for (int c = 0; c < 4; c++)
+        ids.id[c] = __shfl_sync(~0u, id, (4 * lane + c) % 32);
+    return peer_sendable(ids.four);
+}
+
+/* What is ready to go as soon as it is known to which buffer. */
+struct ready {
+    uint32_t mask;
+    int32_t id;
+    float4 choice;
+};
+static __device__ __forceinline__ ready make_ready(const cuda_dispatch &a, const peer_memory &p,
+                                                   const spread_launch &l, int32_t id, int lane, asked &q)
+{
+    ready r = {(1u << p.size) - 1, id, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+    if (a.expert) {
+        r.mask = ranks_of(a, p.size, id);
+#pragma unroll 1
+        for (int first = CHOICE; first < a.n_used; first += CHOICE)
+            r.mask |= ranks_of(a, p.size, own_choice(a, l, q.i, first, lane));
+        r.choice = pack_choice(id, lane);
     }
-    const uint32_t mask = ranks_of(a, p.size, expert);
-    float4 *here = (float4 *)(a.x_all + (size_t)place * a.n);
+#pragma unroll
+    for (int k = 0; k < BATCH; k++)
+        q.v[k] = peer_sendable(q.v[k]);
+    return r;
+}
+
+/* To the others first. The choice goes to everybody, with the row's first part. */
+static __device__ __forceinline__ void send_part(const cuda_dispatch &a, const peer_memory &p, size_t turn_at,
+                                                 const spread_launch &l, const row_layout &row,
+                                                 const asked &q, const ready &r, int lane)
+{
+#pragma unroll 1
     for (int d = 1; d <= p.size; d++) { /* each begins with another */
-        const int r = (p.rank + d) % p.size;
-        if (!(mask >> r & 1u))
+        const int to = p.rank + d < p.size ? p.rank + d : p.rank + d - p.size;
+        float4 *buffer = p.buffer[to] + turn_at;
+        if (q.part == 0 && to != p.rank && lane < CHOICE / 4 && lane < row.id_fours)
+            gpu_store_system(buffer + q.choice_at, r.choice);
+        if (!(r.mask >> to & 1u))
             continue;
-        float4 *to = peer_slot(p, peer_buffer(p, r, turn), p.rank) + (size_t)i * row.x_fours;
+        float4 *x = to == p.rank ? (float4 *)(a.x_all + (size_t)q.place * a.n) + q.begin : buffer + q.x_at;
 #pragma unroll
-        for (int k = 0; k < SPREAD_BATCH; k++) {
-            const int f = begin + 32 * k;
-            if (f < row.x_fours && r == p.rank)
-                here[f] = peer_sendable(v[k]);
-            else if (f < row.x_fours)
-                gpu_store_system(to + f, peer_sendable(v[k]));
-        }
+        for (int k = 0; k < BATCH; k++)
+            if (q.begin + 32 * k < row.x_fours)
+                gpu_store_system(x + 32 * k, q.v[k]);
     }
-}
-
-/* Whether a row of rank `from` is needed here, by its choice. Every lane: it has to know. */
-static __device__ __forceinline__ bool take_choice(const cuda_dispatch &a, const peer_memory &p,
-                                                   const float4 *at, const row_layout &row, int from,
-                                                   int place, int part, int lane)
-{
-    bool needed = !a.expert;
-    for (int q = 0; q < row.id_fours; q++) {
-        four_ids ids;
-        ids.four = peer_take(at + q, p, from);
-        for (int c = 0; c < 4; c++)
-            needed = needed || (ids.id[c] >= a.first[p.rank] && ids.id[c] < a.first[p.rank + 1]);
-        const int j = 4 * q + lane;
-        if (part == 0 && lane < 4 && j < a.n_used) {
-            const int id = lane < 2 ? (lane ? ids.id[1] : ids.id[0]) : (lane == 2 ? ids.id[2] : ids.id[3]);
-            keep_choice(a, p, place, j, id);
-        }
-    }
-    return needed;
-}
-
-/* Row i of rank `from`. */
-static __device__ __forceinline__ void take_part(const cuda_dispatch &a, const peer_memory &p, float4 *buffer,
-                                                 const spread_launch &l, const row_layout &row, int from,
-                                                 int i, int part, int lane)
-{
-    float4 *x = peer_slot(p, buffer, from) + (size_t)i * row.x_fours;
-    const int begin = part * SPREAD_PART + lane, place = spread_place(a.rows, l, from, i);
-    float4 v[SPREAD_BATCH];
-#pragma unroll
-    for (int k = 0; k < SPREAD_BATCH; k++) /* all asked for before anything is waited for */
-        if (begin + 32 * k < row.x_fours)
-            v[k] = gpu_load_system(x + begin + 32 * k);
-    const float4 *choice = sign_of(p, buffer, from, row, l) + 1 + (size_t)i * row.id_fours;
-    if (!take_choice(a, p, choice, row, from, place, part, lane))
+    if (q.part > 0 || !a.expert)
         return;
-    float4 *to = (float4 *)(a.x_all + (size_t)place * a.n);
-#pragma unroll
-    for (int k = 0; k < SPREAD_BATCH; k++) {
-        const int f = begin + 32 * k;
-        if (f >= row.x_fours)
-            continue;
-        if (peer_is_empty(v[k]))
-            v[k] = peer_await(x + f, p, from);
-        spread_empty(x + f);
-        to[f] = v[k];
+    if (lane < a.n_used)
+        keep_choice(a, p, q.place, lane, r.id);
+#pragma unroll 1
+    for (int first = CHOICE; first < a.n_used; first += CHOICE) {
+        const int32_t id = own_choice(a, l, q.i, first, lane);
+        const float4 choice = pack_choice(id, lane);
+#pragma unroll 1
+        for (int to = 0; to < p.size; to++)
+            if (to != p.rank && lane < CHOICE / 4 && first / 4 + lane < row.id_fours)
+                gpu_store_system(p.buffer[to] + turn_at + q.choice_at + first / 4, choice);
+        if (first + lane < a.n_used)
+            keep_choice(a, p, q.place, first + lane, id);
     }
 }
+
+/* ---- rows of the others ----------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ float4 ask_sent(const float4 *buffer, const row_layout &row, bool chooses,
+                                                  asked &q)
+{
+#pragma unroll
+    for (int k = 0; k < BATCH; k++)
+        if (q.begin + 32 * k < row.x_fours)
+            q.v[k] = gpu_load_system(buffer + q.x_at + 32 * k);
+    return chooses ? gpu_load_system(buffer + q.choice_at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
+/* A four of a choice, `first` numbers behind its begin, of which the first one has been asked for; -1 where
+ * there is none. */
+static __device__ __forceinline__ four_ids choice_four(const peer_memory &p, const row_layout &row,
+                                                       const float4 *at, int from, int first, float4 four,
+                                                       int lane)
+{
+    four_ids ids;
+    ids.id[0] = ids.id[1] = ids.id[2] = ids.id[3] = -1;
+    if (lane < CHOICE / 4 && first / 4 + lane < row.id_fours)
+        ids.four = first == 0 ? four : peer_take(at + first / 4, p, from);
+    return ids;
+}
+
+/* Whether a row of rank `from` is needed here, by its choice. */
+static __device__ __forceinline__ bool is_needed(const cuda_dispatch &a, const peer_memory &p,
+                                                 const row_layout &row, const float4 *at, int from,
+                                                 float4 four, int lane)
+{
+    const int begin = a.first[p.rank], end = a.first[p.rank + 1];
+    bool needed = false;
+#pragma unroll 1
+    for (int first = 0; first < a.n_used; first += CHOICE) {
+        const four_ids ids = choice_four(p, row, at, from, first, four, lane);
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            needed = needed || (ids.id[c] >= begin && ids.id[c] < end);
+    }
+    return __any_sync(~0u, needed);
+}
+
+static __device__ __forceinline__ void keep_choices(const cuda_dispatch &a, const peer_memory &p,
+                                                    const row_layout &row, const float4 *at, int from,
+                                                    int place, float4 four, int lane)
+{
+#pragma unroll 1
+    for (int first = 0; first < a.n_used; first += CHOICE) {
+        const four_ids ids = choice_four(p, row, at, from, first, four, lane);
+        int id = -1;
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const int one = __shfl_sync(~0u, ids.id[c], lane / 4);
+            id = lane % 4 == c ? one : id;
+        }
+        if (first + lane < a.n_used)
+            keep_choice(a, p, place, first + lane, id);
+    }
+}
+
+/* Waits for the choice and for the part itself, which come at the same time. The choice is kept with the
+ * row's first part. */
+static __device__ __forceinline__ void take_part(const cuda_dispatch &a, const peer_memory &p, float4 *buffer,
+                                                 const row_layout &row, int from, asked &q, float4 four,
+                                                 int lane)
+{
+    const float4 *choice = buffer + q.choice_at;
+    float4 *x = buffer + q.x_at;
+    bool choosing = a.expert && lane < CHOICE / 4 && lane < row.id_fours, known = !a.expert, needed = true,
+         coming = true;
+#pragma unroll 1
+    for (int looks = 0;; looks++) {
+        choosing = choosing && peer_is_empty(four);
+        if (!known && !__any_sync(~0u, choosing)) {
+            known = true;
+            needed = is_needed(a, p, row, choice, from, four, lane);
+        }
+        int missing = -1;
+#pragma unroll
+        for (int k = BATCH - 1; k >= 0; k--)
+            if (q.begin + 32 * k < row.x_fours && peer_is_empty(q.v[k]))
+                missing = k;
+        if (known && (!needed || !__any_sync(~0u, coming && missing >= 0)))
+            break;
+        gpu_wait_peer();
+        if (looks == SPREAD_LOOKS) { /* with an eye on the clock */
+            looks = 0;
+            if ((choosing || (known && coming && missing >= 0)) &&
+                peer_is_empty(peer_await(choosing ? choice : x + 32 * missing, p, from)))
+                coming = choosing = false;
+        }
+        if (choosing)
+            four = gpu_load_system(choice);
+#pragma unroll
+        for (int k = 0; k < BATCH; k++)
+            if (q.begin + 32 * k < row.x_fours && peer_is_empty(q.v[k]))
+                q.v[k] = gpu_load_system(x + 32 * k);
+    }
+    float4 *to = (float4 *)(a.x_all + (size_t)q.place * a.n) + q.begin;
+#pragma unroll
+    for (int k = 0; k < BATCH; k++)
+        if (needed && q.begin + 32 * k < row.x_fours) {
+            to[32 * k] = q.v[k];
+            spread_empty(x + 32 * k);
+        }
+    if (a.expert && q.part == 0)
+        keep_choices(a, p, row, choice, from, q.place, four, lane);
+}
+
+/* ---- the launch ------------------------------------------------------------------------------------- */
 
 /* Places behind all real rows are of no expert. */
 static __device__ __forceinline__ void clear_rest(const cuda_dispatch &a, int size)
 {
     int n = 0;
+#pragma unroll 1
     for (int r = 0; r < size; r++)
         n += a.rows.count[r];
     const size_t end = (size_t)a.rows.n_all * a.n_used;
+#pragma unroll 1
     for (size_t i = (size_t)n * a.n_used + blockIdx.x * blockDim.x + threadIdx.x; i < end;
          i += (size_t)gridDim.x * blockDim.x)
         a.local[i] = -1;
@@ -182,33 +303,74 @@ static __global__ void __launch_bounds__(SPREAD_THREADS, 1)
     dispatch_kernel(const __grid_constant__ cuda_dispatch a, const __grid_constant__ peer_memory p,
                     const spread_launch l)
 {
+    /* counts and places are there before the launch in front of this one begins */
+    const row_layout row = layout_of(a);
+    const spread_role role = spread_role_of(l);
+    const bool empty = spread_is_empty(a.rows, l, p.size);
+    const int lane = threadIdx.x % 32, thread = blockIdx.x * blockDim.x + threadIdx.x;
+    const bool chooses = lane < CHOICE / 4 && lane < row.id_fours;
+    int from = role.sends            ? p.rank
+               : p.rank + 1 < p.size ? p.rank + 1
+                                     : 0,
+        unit = role.warp, n = role.sends || p.size > 1 ? spread_rows(a.rows, l, from) * row.n_part : 0;
+    asked q;
+    ready r = {0, -1, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+    find_unit(p, l, row, from, unit, lane, q);
     gpu_wait_before();
     gpu_let_next();
-    const int thread = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
-    const spread_role role = spread_role_of();
-    const uint32_t turn = gpu_load_system(&p.state->turn);
+    if (empty) {
+        if (l.first == 0 && a.expert)
+            clear_rest(a, p.size);
+        return;
+    }
+    int32_t id = -1;
+    if (role.sends && unit < n)
+        id = ask_own(a, p, l, row, lane, q);
+    const peer_look look = peer_ask(p);
+    if (role.sends && unit < n)
+        r = make_ready(a, p, l, id, lane, q);
+    const peer_now now = peer_agree(p, look);
+    if (now.turn == PEER_BUFFERS)
+        return;
+    const size_t turn_at = (size_t)now.turn * 2 * p.size * p.slot;
+    float4 *buffer = p.buffer[p.rank] + turn_at;
+    float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
+    while (role.sends && unit < n) {
+        send_part(a, p, turn_at, l, row, q, r, lane);
+        unit += role.n_warp;
+        if (unit < n) {
+            find_unit(p, l, row, p.rank, unit, lane, q);
+            r = make_ready(a, p, l, ask_own(a, p, l, row, lane, q), lane, q);
+        }
+    }
+    if (thread < p.size)
+        gpu_store_system(sign_of(p, p.buffer[thread] + turn_at, p.rank, row, l),
+                         make_float4(1.0f, 1.0f, 1.0f, 1.0f));
+    if (!role.sends && unit < n)
+        four = ask_sent(buffer, row, chooses, q);
+    peer_clear(p, now.turn);
     if (l.first == 0 && a.expert)
         clear_rest(a, p.size);
-    if (turn == PEER_BUFFERS || spread_is_empty(a.rows, l, p.size))
-        return;
-    const row_layout row = layout_of(a);
-    const int warp = role.thread / 32, n_warp = role.n_thread / 32;
-    float4 *buffer = peer_buffer(p, p.rank, turn);
-    if (thread < p.size)
-        gpu_store_system(sign_of(p, peer_buffer(p, thread, turn), p.rank, row, l),
-                         make_float4(1.0f, 1.0f, 1.0f, 1.0f));
-    const int n_own = role.sends ? spread_rows(a.rows, l, p.rank) * row.n_part : 0;
-    for (int u = warp; u < n_own; u += n_warp)
-        send_part(a, p, turn, l, row, u / row.n_part, u % row.n_part, lane);
+#pragma unroll 1
     for (int d = 1; d < p.size && !role.sends; d++) {
-        const int from = (p.rank + d) % p.size, n = spread_rows(a.rows, l, from) * row.n_part;
-        for (int u = warp; u < n; u += n_warp)
-            take_part(a, p, buffer, l, row, from, u / row.n_part, u % row.n_part, lane);
+        if (d > 1) {
+            from = p.rank + d < p.size ? p.rank + d : p.rank + d - p.size;
+            n = spread_rows(a.rows, l, from) * row.n_part;
+        }
+#pragma unroll 1
+        for (unit = role.warp; unit < n; unit += role.n_warp) {
+            if (d > 1 || unit > role.warp) {
+                find_unit(p, l, row, from, unit, lane, q);
+                four = ask_sent(buffer, row, chooses, q);
+            }
+            q.place = spread_place(a.rows, l, from, q.i);
+            take_part(a, p, buffer, row, from, q, four, lane);
+        }
     }
-    peer_clear(p, turn);
     if (thread < p.size)
         peer_take(sign_of(p, buffer, thread, row, l), p, thread);
-    peer_end(p, turn, 0u, (uint32_t)p.size * sign_fours(row, l));
+    peer_end(p, now, 0u, (uint32_t)p.size * sign_fours(row, l));
 }
 
 const char *dispatch_start(const struct cuda_op *op, const struct op_place *at)
@@ -229,10 +391,11 @@ const char *dispatch_start(const struct cuda_op *op, const struct op_place *at)
     if (in_slot == 0)
         return "dispatch: a row does not fit a peer's buffer";
     for (int first = 0; first < op->n_row && !why; first += in_slot) {
-        const spread_launch l = {first, min(in_slot, op->n_row - first)};
-        const size_t threads = 32 * (size_t)l.n_row * row.n_part * (size_t)max(p->size - 1, 1);
-        why = gpu_why(gpu_launch_resident(dispatch_kernel, spread_blocks(threads, at), SPREAD_THREADS, 0,
-                                          at->stream, *a, *p, l));
+        spread_launch l = {first, min(in_slot, op->n_row - first), 0};
+        const size_t units = (size_t)l.n_row * (size_t)row.n_part;
+        const spread_grid grid = spread_grid_for(units, units * (size_t)max(p->size - 1, 1), at, &l);
+        why = gpu_why(
+            gpu_launch_resident(dispatch_kernel, grid.blocks, grid.threads, 0, at->stream, *a, *p, l));
     }
     return why;
 }

@@ -52,7 +52,8 @@ static __global__ void __launch_bounds__(GATHER_THREADS)
     const int rows = l.count ? min(*l.count - l.first, l.n_row) : l.n_row;
     if (rows <= 0) /* on all ranks */
         return;
-    const uint32_t turn = gpu_load_system(&p.state->turn);
+    const peer_now now = peer_begin(p);
+    const uint32_t turn = now.turn;
     if (turn == PEER_BUFFERS)
         return;
     const size_t own = (size_t)(a.first[p.rank + 1] - a.first[p.rank]), n_own = (size_t)rows * own;
@@ -81,7 +82,7 @@ static __global__ void __launch_bounds__(GATHER_THREADS)
     }
     if (thread < (size_t)p.size)
         peer_take(peer_whole(p, buffer) + thread, p, (int)thread);
-    peer_end(p, turn, (uint32_t)((most + 3) / 4), (uint32_t)p.size);
+    peer_end(p, now, (uint32_t)((most + 3) / 4), (uint32_t)p.size);
 }
 
 const char *gather_start(const struct cuda_op *op, const struct op_place *at)

@@ -33,13 +33,11 @@ static __device__ __forceinline__ tables load_tables(const cuda_qkv &a, int pos,
     return to;
 }
 
-/* A head, normed where `norm` is not NULL and rotated, in shared memory: [head_dim], which is HD where that
- * is not 0. `from` may be x. */
-template <int HD>
+/* A head, normed where `norm` is not NULL and rotated, in shared memory: [head_dim]. `from` may be x. */
 static __device__ __forceinline__ void finish_head(const cuda_qkv &a, const tables &table, const float *from,
                                                    const float *norm, float *x, int lane)
 {
-    const int d = HD ? HD : a.kv.head_dim, half = a.rotary_dim / 2;
+    const int d = a.kv.head_dim, half = a.rotary_dim / 2;
     float sum = 0.0f;
     for (int i = lane; i < d; i += 32) {
         x[i] = from[i];
@@ -63,11 +61,10 @@ static __device__ __forceinline__ void finish_head(const cuda_qkv &a, const tabl
 }
 
 /* A key, finished, or a value to its place in the cache. */
-template <int HD, int TYPE>
 static __device__ __forceinline__ void store_head(const struct cuda_kv &kv, bool key, int slot, int head,
                                                   const float *x, int lane)
 {
-    const int d = HD ? HD : kv.head_dim, type = HD ? TYPE : kv.type, j = slot % CUDA_KV_BLOCK;
+    const int d = kv.head_dim, type = kv.type, j = slot % CUDA_KV_BLOCK;
     const size_t region = kv_region(kv, slot / CUDA_KV_BLOCK, head);
     const float inverse = type == CUDA_KV_FP8 ? 1.0f / kv.scale[key ? 0 : 1] : 1.0f;
     for (int i = lane; i < d; i += 32)

@@ -17,12 +17,21 @@ struct packed_part {
     float *out;                /* [n_row][n_out] */
     int first, n_out;          /* rows of the matrix */
 };
+/* Half of an MLP. Gate and up: rows in pairs (cuda_layout.h), whose bf16 SwiGLU goes to h [n_row][n_out / 2]
+ * in place of parts. Down: what a row's sums count where its id is 0; the other rows are zeros. */
+struct packed_mlp {
+    const float *gate_scale, *up_scale;
+    uint16_t *h;         /* NULL: not of gate and up */
+    const float *weight; /* [n_row]; NULL: not of down */
+    const int32_t *id;
+};
 struct packed_linear {
     const uint8_t *weight;
     struct packed_part part[CUDA_PARTS_MAX];
     int n_part, n_out; /* of all parts */
     const uint16_t *x;
-    int n_row, K; /* K a multiple of 64; linear_start: at most 32 rows */
+    int n_row, K;          /* K a multiple of 64; linear_start: at most 32 rows */
+    struct packed_mlp mlp; /* zeros but in half of an MLP; linear_start and the kernels for many have none */
 };
 /* That has row `row` of the matrix; a multiple of 16 asks for its tile. */
 __host__ __device__ __forceinline__ int packed_part_of(const struct packed_linear &w, int row)

@@ -13,10 +13,16 @@
  * - Take the first kernel of peers that has not ended on every rank. Those before it have, so nothing that it
  *   waits for on its own rank is held up but by kernels that end; it gets its SMs, on every rank, sends, and
  *   ends. So does the next: all ranks have them in one order, which is why no two may run side by side.
+ * - Sums of parts that copy engines send (sent.h) wait for peers on the main lane, with all SMs: then the
+ * side has nothing but copies, which need none, and nothing of the main lane is wanted by anybody before the
+ * sum has ended. A part is sent before its sum is waited for, and in the same order everywhere, so the first
+ * sum that has not ended on every rank has all its parts on their way.
  * - A kernel that is scheduled before the one in front of it on its stream has ended waits, too, and may hold
  *   SMs meanwhile. It does so only when all blocks of that one are resident, so that one needs no more SMs,
  *   and ends. The first kernel behind a wait for the other lane is never scheduled early (gpu_after_wait):
- *   what it would wait for might need the SMs that it holds. */
+ *   what it would wait for might need the SMs that it holds.
+ * - All this is about one rank on a GPU. Of two that shared one, a kernel that is scheduled early behind a
+ * sum could hold the SMs that the other needs to send its part. */
 #include <algorithm>
 #include <vector>
 
@@ -54,19 +60,91 @@ static bool waits_for_peers(const struct cuda_op *op)
            op->kind == CUDA_OP_COMBINE;
 }
 
+/* A slot of cuda_send: the places of its last part and of that one's sum, -1: none; and the last operator of
+ * the other lane that had ended for sure when the part was sent. */
+struct slot_use {
+    int sent, added, waited;
+};
+
 /* Which operators are waited for, and where the side ends; -1: it is not in use. */
 struct lanes {
     std::vector<int> event; /* of an operator, or -1 */
     int n_event, last_side;
+    bool side_has_kernels;
 };
+
+/* Schedules are gone through in order. */
+struct planning {
+    const struct cuda_op *op;
+    int waited[CUDA_LANES]; /* the last operator of the other lane that this one has waited for, or -1 */
+    int peers;              /* the last that waits for peers, or -1 */
+    struct slot_use slot[CUDA_SEND_SLOTS];
+};
+
+/* Whether operator `from` has ended for sure before one behind it in a lane that has waited so far. */
+static bool has_ended(const struct cuda_op *op, int from, int lane, int waited)
+{
+    return op[from].lane == lane || waited >= from;
+}
+
+/* Operator i sends: cuda_send has the rule. */
+static const char *plan_send(struct planning *p, int i)
+{
+    const struct cuda_op *op = p->op;
+    struct slot_use *own = &p->slot[op[i].as.send.slot];
+    bool free = own->sent < 0;
+    if (own->sent > own->added)
+        return "a part is sent to a slot that holds one";
+    for (int s = 0; s < CUDA_SEND_SLOTS && !free; s++) {
+        const struct slot_use *u = &p->slot[s];
+        free = u->sent > own->added && u->added > u->sent &&
+               has_ended(op, own->added, op[u->sent].lane, u->waited) &&
+               has_ended(op, u->added, op[i].lane, p->waited[op[i].lane]);
+    }
+    if (!free)
+        return "a part is sent to a slot that another rank may still read";
+    *own = {i, -1, p->waited[op[i].lane]};
+    return nullptr;
+}
+
+/* Operator i adds up what has been sent. */
+static const char *plan_added(struct planning *p, int i)
+{
+    const struct cuda_op *op = p->op;
+    struct slot_use *own = &p->slot[op[i].as.all_reduce.slot];
+    if (own->sent < 0 || own->added >= 0)
+        return "a sum of parts that have not been sent";
+    const struct cuda_op *sent = &op[own->sent];
+    if (!has_ended(op, own->sent, op[i].lane, p->waited[op[i].lane]))
+        return "a sum does not wait for this rank's own part";
+    if (sent->n_row != op[i].n_row || sent->as.send.n != op[i].as.all_reduce.norm.n)
+        return "a sum of other rows than have been sent";
+    own->added = i;
+    return nullptr;
+}
+
+static const char *plan_slots(struct planning *p, int i)
+{
+    const struct cuda_op *op = &p->op[i];
+    const bool sends = op->kind == CUDA_OP_SEND;
+    if (!sends && (op->kind != CUDA_OP_ALL_REDUCE || op->as.all_reduce.way != CUDA_REDUCE_SENT))
+        return nullptr;
+    const int slot = sends ? op->as.send.slot : op->as.all_reduce.slot;
+    if (slot < 0 || slot >= CUDA_SEND_SLOTS)
+        return "no such slot";
+    return sends ? plan_send(p, i) : plan_added(p, i);
+}
 
 /* A schedule that cannot be run is refused before anything is started. */
 static bool plan(struct cuda_gpu *g, const struct cuda_op *op, int n_op, struct lanes *l)
 {
-    int waited[CUDA_LANES] = {-1, -1}, peers = -1;
+    struct planning p = {op, {-1, -1}, -1, {}};
+    for (struct slot_use &u : p.slot)
+        u = {-1, -1, -1};
     l->event.assign((size_t)n_op, -1);
     l->n_event = 0;
     l->last_side = -1;
+    l->side_has_kernels = false;
     for (int i = 0; i < n_op; i++) {
         const int lane = op[i].lane, from = i - op[i].back;
         if (lane < 0 || lane >= CUDA_LANES || op[i].back < 0 || from < 0)
@@ -76,15 +154,20 @@ static bool plan(struct cuda_gpu *g, const struct cuda_op *op, int n_op, struct 
                 return gpu_fail(g, "lanes", "an operator waits for one of its own lane");
             if (l->event[(size_t)from] < 0)
                 l->event[(size_t)from] = l->n_event++;
-            waited[lane] = std::max(waited[lane], from);
+            p.waited[lane] = std::max(p.waited[lane], from);
         }
         if (waits_for_peers(&op[i])) {
-            if (peers >= 0 && op[peers].lane != lane && waited[lane] < peers)
+            if (p.peers >= 0 && op[p.peers].lane != lane && p.waited[lane] < p.peers)
                 return gpu_fail(g, "lanes", "two operators that wait for peers could run side by side");
-            peers = i;
+            p.peers = i;
         }
-        if (lane == CUDA_LANE_SIDE)
+        const char *why = plan_slots(&p, i);
+        if (why)
+            return gpu_fail(g, "lanes", why);
+        if (lane == CUDA_LANE_SIDE) {
             l->last_side = i;
+            l->side_has_kernels |= op[i].kind != CUDA_OP_SEND;
+        }
     }
     return true;
 }
@@ -147,7 +230,7 @@ static bool start_all(struct cuda_gpu *g, const struct cuda_op *op, int n_op, co
     for (int i = 0; i < n_op && ok; i++) {
         if (op[i].lane == CUDA_LANE_MAIN && op[i].back > 0)
             met = std::max(met, i - op[i].back);
-        both = met < l.last_side;
+        both = l.side_has_kernels && met < l.last_side;
         const int joined = l.last_side < 0 && !time ? gpu_start_joined(g, op + i, n_op - i) : 0;
         if (joined) {
             ok = joined > 0;

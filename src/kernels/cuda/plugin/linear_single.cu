@@ -1,4 +1,6 @@
 /* A packed product with one row of x: all weights are asked for before what precedes has ended. */
+#include <algorithm>
+
 #include "kernels/cuda/plugin/operators.h"
 #include "kernels/cuda/plugin/single.cuh"
 
@@ -40,10 +42,22 @@ static __global__ void __launch_bounds__(N_THREAD, 1) linear_single_kernel(const
         phase[0], piece, pieces, ring, part, warp, lane, [&](int) { return xs; },
         [&](int, struct sums c) { return c; },
         [&](int tile, struct sums c) {
+            const struct packed_mlp &m = a.w.mlp;
+            if (m.h) {
+                if (lane % 4 == 0)
+                    m.h[tile * 8 + lane / 4] = float_bf16(swiglu(c.low * (*m.gate_scale * CUDA_SCALE_BACK),
+                                                                 c.high * (*m.up_scale * CUDA_SCALE_BACK)));
+                return;
+            }
             const int which = packed_part_of(a.w, tile * 16);
             const struct packed_part &p = a.w.part[which];
             const int out = tile * 16 + lane / 4 - p.first;
-            const float s = which == 0 ? scale[0] : which == 1 ? scale[1] : scale[2];
+            const float s = (which == 0   ? scale[0]
+                             : which == 1 ? scale[1]
+                                          : scale[2]) *
+                            (!m.weight    ? 1.0f
+                             : *m.id == 0 ? *m.weight
+                                          : 0.0f);
             if (lane % 4 == 0 && out < p.n_out)
                 p.out[out] = c.low * s + (p.bias ? p.bias[out] : 0.0f);
             if (lane % 4 == 0 && out + 8 < p.n_out)

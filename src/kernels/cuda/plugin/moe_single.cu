@@ -6,6 +6,8 @@
  * its tiles, so their sum never leaves it; all it needs is everybody's h.
  *
  * h goes from block to block as in exchange.cuh. Block 0 passes the turn on when it has all of it. */
+#include <algorithm>
+
 #include "kernels/cuda/plugin/moe_front.cuh"
 #include "kernels/cuda/plugin/single.cuh"
 

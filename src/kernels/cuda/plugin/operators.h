@@ -10,7 +10,6 @@
  * is, and two buffers. */
 #define OP_MEET           0
 #define OP_ARRIVED_ROUTER 32
-#define OP_ARRIVED_SPREAD 33 /* sixteen */
 #define OP_SINGLE         64
 #define OP_SINGLE_H       128
 #define OP_SINGLE_WORDS   16384
@@ -45,6 +44,7 @@ size_t linear_op_scratch(const struct cuda_op *op);
 /* Whether the kernels for many rows of packed weights will take it. */
 bool linear_op_is_prefill(const struct cuda_op *op, const struct gpu_limits *limits);
 const char *all_reduce_start(const struct cuda_op *op, const struct op_place *at);
+const char *send_start(const struct cuda_op *op, const struct op_place *at);
 const char *gather_start(const struct cuda_op *op, const struct op_place *at);
 const char *dispatch_start(const struct cuda_op *op, const struct op_place *at);
 const char *combine_start(const struct cuda_op *op, const struct op_place *at);
@@ -59,6 +59,9 @@ bool moe_joined_takes(const struct cuda_op *op, int n_op, const struct packed_mo
 const char *moe_joined_start(const struct cuda_op *op, const struct packed_moe *w, const struct op_place *at);
 bool linear_single_takes(const struct packed_linear *w, const struct gpu_limits *limits);
 const char *linear_single_start(const struct packed_linear *w, const struct op_place *at);
+/* That of few rows, K shared out. How many it takes at once: 64, 32, or 0: none of this shape. */
+int linear_split_rows(int n_out, int K, const struct gpu_limits *limits);
+const char *linear_split_start(const struct packed_linear *w, const struct op_place *at);
 
 /* The real rows of an operator, in a kernel. */
 #define OP_COUNT(count, n_row) ((count) ? min(*(count), (n_row)) : (n_row))

@@ -1,5 +1,5 @@
 /* Peers' buffers: taken, handed out, opened. */
-#include "kernels/cuda/plugin/peers.h"
+#include "kernels/cuda/plugin/sent.h"
 
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ cudaError_t peers_push_start(const struct gpu_peers *p, int n_sm, int times, cud
 /* Fours in all of a rank's buffers. */
 static size_t buffer_fours(const struct peer_memory *p)
 {
-    return (size_t)PEER_BUFFERS * 2 * (size_t)p->size * p->slot;
+    return sent_first(*p);
 }
 
 static bool clear(struct cuda_gpu *g, const struct peer_memory *p)
@@ -72,7 +72,10 @@ void gpu_peers_close(struct cuda_gpu *g)
 static bool take_memory(struct cuda_gpu *g, struct peer_memory *p)
 {
     void *buffer = NULL, *word = NULL;
-    if (!gpu_check(g, "memory for peers", gpu_malloc_shared(&buffer, buffer_fours(p) * sizeof(float4))))
+    const uint32_t ready[SENT_KINDS] = {1 + SENT_PART, 1 + SENT_ZEROS};
+    const size_t flag_bytes = sent_flag_fours(*p) * sizeof(float4),
+                 bytes = (buffer_fours(p) + sent_fours(*p)) * sizeof(float4) + flag_bytes;
+    if (!gpu_check(g, "memory for peers", gpu_malloc_shared(&buffer, bytes)))
         return false;
     p->buffer[p->rank] = (float4 *)buffer;
     if (!gpu_check(g, "memory for peers", cudaMallocHost(&word, PEER_WORDS * sizeof(uint32_t))))
@@ -80,14 +83,19 @@ static bool take_memory(struct cuda_gpu *g, struct peer_memory *p)
     p->word = (uint32_t *)word;
     memset(word, 0, PEER_WORDS * sizeof(uint32_t));
     return gpu_check(g, "memory for peers", cudaMalloc(&p->state, sizeof(*p->state))) &&
-           gpu_check(g, "memory for peers", cudaMemset(p->state, 0, sizeof(*p->state))) && clear(g, p);
+           gpu_check(g, "memory for peers", cudaMemset(p->state, 0, sizeof(*p->state))) &&
+           gpu_check(g, "memory for peers", cudaMemset(sent_flag(*p, p->rank, 0, 0), 0, flag_bytes)) &&
+           gpu_check(g, "memory for peers", /* this one is waited for */
+                     cudaMemcpy(p->state->ready, ready, sizeof(ready), cudaMemcpyHostToDevice)) &&
+           clear(g, p);
 }
 
 /* Loading a kernel may have to wait until the GPU is idle, which it is not while one waits for a peer. */
 static bool load_kernels(struct cuda_gpu *g)
 {
     return gpu_check(g, "peers", all_reduce_load()) && gpu_check(g, "peers", gather_load()) &&
-           gpu_check(g, "peers", dispatch_load()) && gpu_check(g, "peers", combine_load());
+           gpu_check(g, "peers", dispatch_load()) && gpu_check(g, "peers", combine_load()) &&
+           gpu_check(g, "peers", echo_load()) && gpu_check(g, "peers", sent_load());
 }
 
 static bool describe(struct cuda_gpu *g, const struct cuda_peer_options *o, struct cuda_peer_handle *own)
@@ -101,6 +109,7 @@ static bool describe(struct cuda_gpu *g, const struct cuda_peer_options *o, stru
     own->device = g->index;
     own->size = o->size;
     own->bytes = o->bytes;
+    own->sent_bytes = o->sent_bytes;
     if (!gpu_check(g, "handing out memory", cudaIpcGetMemHandle(&handle, buffer)))
         return false;
     memcpy(own->ipc, &handle, sizeof(handle));
@@ -116,7 +125,8 @@ bool gpu_peers_open(struct cuda_gpu *g, const struct cuda_peer_options *o, struc
     if (o->size < 1 || o->size > CUDA_PEERS_MAX || o->rank < 0 || o->rank >= o->size || o->n_sharing < 1)
         return gpu_fail(g, "peers", "1 to 8 ranks can compute together");
     const size_t slot = o->bytes / sizeof(float4) / (size_t)o->size;
-    if (slot == 0 || slot > UINT32_MAX / (2 * CUDA_PEERS_MAX))
+    if (slot == 0 || slot > UINT32_MAX / (2 * CUDA_PEERS_MAX) ||
+        o->sent_bytes / sizeof(float4) > UINT32_MAX / (2 * CUDA_PEERS_MAX))
         return gpu_fail(g, "peers", "buffers too small or too large");
     struct gpu_peers *p = new (std::nothrow) gpu_peers();
     if (!p)
@@ -127,6 +137,7 @@ bool gpu_peers_open(struct cuda_gpu *g, const struct cuda_peer_options *o, struc
     p->memory.rank = o->rank;
     p->memory.size = o->size;
     p->memory.slot = (uint32_t)slot;
+    p->memory.sent = (uint32_t)(o->sent_bytes / sizeof(float4));
     p->memory.timeout_ns = (uint64_t)(o->timeout_ms > 0 ? o->timeout_ms : 10000) * 1000000u;
     if (take_memory(g, &p->memory) && load_kernels(g) && describe(g, o, own))
         return true;
@@ -173,7 +184,8 @@ bool gpu_peers_connect(struct cuda_gpu *g, const struct cuda_peer_handle *all)
         return gpu_fail(g, "peers", p ? "they have been connected before" : "they have not been opened");
     for (int r = 0; r < p->memory.size; r++) {
         if (all[r].size != p->memory.size ||
-            all[r].bytes / sizeof(float4) / (size_t)all[r].size != p->memory.slot)
+            all[r].bytes / sizeof(float4) / (size_t)all[r].size != p->memory.slot ||
+            all[r].sent_bytes / sizeof(float4) != p->memory.sent)
             return gpu_fail(g, "peers", "ranks disagree about their number or their buffers");
         if (r != p->memory.rank && !open_handle(g, p, r, &all[r]))
             return false;

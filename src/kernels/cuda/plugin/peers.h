@@ -18,12 +18,19 @@
 #define EMPTY_BITS   0x80000000u
 #define PEER_BUFFERS 3
 
-/* One rank's, in its device's memory. All zero at first. */
+/* What a rank sends by copy engines (sent.h): a part, or word that all of it is zeros. */
+enum sent_kind { SENT_PART, SENT_ZEROS, SENT_KINDS };
+
+/* One rank's, in its device's memory. All zero at first, but `ready`. */
 struct peer_state {
-    uint32_t turn;                  /* buffer of the next launch, or PEER_BUFFERS: a peer is lost */
-    uint32_t arrived;               /* blocks of this launch that have ended                 */
-    uint32_t failed;                /* a peer has not come: nobody waits for anything again  */
-    uint32_t used_slot, used_whole; /* fours that the last launch may have received */
+    uint32_t turn;                    /* buffer of the next launch                             */
+    uint32_t failed;                  /* a peer has not come: nobody waits for anything again  */
+    uint32_t n_begun;                 /* blocks of this launch that know its turn              */
+    uint32_t used_slot[PEER_BUFFERS], /* fours that the last launch with this buffer may have  */
+        used_whole[PEER_BUFFERS];     /* received                                              */
+    uint32_t ready[SENT_KINDS];       /* flags that copy engines write: 1 + the kind, or zeros */
+                                      /* once a peer has not come                              */
+    uint32_t n_added;                 /* blocks that have ended, of one that adds parts up     */
 };
 
 enum peer_word { PEER_STOP, PEER_LOST, PEER_WORDS }; /* LOST: 1 + the rank that has not come */
@@ -36,6 +43,7 @@ struct peer_memory {
     uint32_t *word; /* (PEER_WORDS) the host's memory */
     int rank, size;
     uint32_t slot;
+    uint32_t sent; /* of what copy engines send, a rank's part in a slot (sent.h) */
     uint64_t timeout_ns;
 };
 
@@ -85,11 +93,26 @@ static __device__ __forceinline__ float4 peer_sendable(float4 v)
     return make_float4(peer_sendable(v.x), peer_sendable(v.y), peer_sendable(v.z), peer_sendable(v.w));
 }
 
+/* Whether a wait for a peer that began at `begin` is over without it: then the step is lost, nobody waits any
+ * more, and nothing is sent. */
+static __device__ __forceinline__ bool peer_is_lost(const peer_memory &p, int from, uint64_t begin)
+{
+    const bool stop = gpu_load_system(&p.word[PEER_STOP]);
+    if (!stop && gpu_now_ns() - begin < p.timeout_ns)
+        return false;
+    if (!gpu_load_system(&p.word[PEER_LOST]))
+        gpu_store_system(&p.word[PEER_LOST], 1u + (uint32_t)from);
+    gpu_store_system(&p.state->failed, 1u);
+    for (int i = 0; i < SENT_KINDS; i++)
+        gpu_store_system(&p.state->ready[i], 0u);
+    return true;
+}
+
 /* Until somebody has come, or nobody will: then it is still empty, and the step is lost. `from` is who is
  * waited for. */
 static __device__ float4 peer_await(const float4 *at, const peer_memory &p, int from)
 {
-    const uint64_t begin = gpu_now_ns();
+    uint64_t begin = 0; /* not at once: reading the clock takes longer than most waits */
     for (;;) {
         for (int i = 0; i < PEER_LOOKS; i++) {
             const float4 v = gpu_load_system(at);
@@ -97,12 +120,8 @@ static __device__ float4 peer_await(const float4 *at, const peer_memory &p, int 
                 return v;
             gpu_wait_peer();
         }
-        const bool stop = gpu_load_system(&p.word[PEER_STOP]);
-        if (!stop && gpu_now_ns() - begin < p.timeout_ns)
-            continue;
-        if (!gpu_load_system(&p.word[PEER_LOST]))
-            gpu_store_system(&p.word[PEER_LOST], 1u + (uint32_t)from);
-        gpu_store_system(&p.state->failed, 1u);
+        begin = begin ? begin : gpu_now_ns();
+        peer_is_lost(p, from, begin);
     }
 }
 static __device__ __forceinline__ float4 peer_take(const float4 *at, const peer_memory &p, int from)
@@ -115,30 +134,70 @@ static __device__ __forceinline__ float4 peer_take(const float4 *at, const peer_
 static __device__ __forceinline__ void peer_clear(const peer_memory &p, uint32_t turn)
 {
     const float empty = __uint_as_float(EMPTY_BITS);
-    const uint32_t slot = gpu_load_system(&p.state->used_slot), whole = gpu_load_system(&p.state->used_whole);
+    const uint32_t before = (turn + PEER_BUFFERS - 1) % PEER_BUFFERS,
+                   slot = gpu_load_system(&p.state->used_slot[before]),
+                   whole = gpu_load_system(&p.state->used_whole[before]);
     const uint32_t first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-    float4 *buffer = peer_buffer(p, p.rank, (turn + PEER_BUFFERS - 1) % PEER_BUFFERS);
+    float4 *buffer = peer_buffer(p, p.rank, before);
+#pragma unroll 1 /* short code is what few rows need */
     for (int r = 0; r < p.size; r++)
+#pragma unroll 1
         for (uint32_t i = first; i < slot; i += step)
             gpu_store_system(peer_slot(p, buffer, r) + i, make_float4(empty, empty, empty, empty));
+#pragma unroll 1
     for (uint32_t i = first; i < whole; i += step)
         gpu_store_system(peer_whole(p, buffer) + i, make_float4(empty, empty, empty, empty));
 }
 
-/* This block is done with the state; the last one leaves it for the next launch. All threads. */
-static __device__ __forceinline__ void peer_end(const peer_memory &p, uint32_t turn, uint32_t used_slot,
+/* What a block knows of its launch: the buffer that is up, or PEER_BUFFERS where a peer is lost; and, of
+ * thread 0, how many blocks knew it before. */
+struct peer_now {
+    uint32_t turn, n_before;
+};
+
+/* Thread 0's question whose turn it is, of which nobody needs the answer before peer_agree. */
+struct peer_look {
+    uint32_t turn, failed;
+};
+static __device__ __forceinline__ peer_look peer_ask(const peer_memory &p)
+{
+    peer_look look = {0, 0};
+    if (threadIdx.x == 0) {
+        look.turn = gpu_load_system(&p.state->turn);
+        look.failed = gpu_load_system(&p.state->failed);
+    }
+    return look;
+}
+
+/* All threads. The turn may be passed on when all blocks have looked, so they say so at once, and whoever
+ * was last need not wait for anybody at the end. */
+static __device__ __forceinline__ peer_now peer_agree(const peer_memory &p, const peer_look &look)
+{
+    SHARED(uint32_t, turn);
+    peer_now now = {0, 0};
+    if (threadIdx.x == 0)
+        turn = look.failed ? PEER_BUFFERS : look.turn;
+    __syncthreads();
+    now.turn = turn;
+    if (threadIdx.x == 0 && now.turn < PEER_BUFFERS)
+        now.n_before = atomicAdd(&p.state->n_begun, 1u);
+    return now;
+}
+static __device__ __forceinline__ peer_now peer_begin(const peer_memory &p)
+{
+    return peer_agree(p, peer_ask(p));
+}
+
+/* All threads, or thread 0 alone; for the next launch. */
+static __device__ __forceinline__ void peer_end(const peer_memory &p, const peer_now &now, uint32_t used_slot,
                                                 uint32_t used_whole)
 {
-    __syncthreads();
-    if (threadIdx.x != 0)
+    if (threadIdx.x != 0 || now.n_before + 1 < gridDim.x)
         return;
-    __threadfence();
-    if (atomicAdd(&p.state->arrived, 1u) + 1 < gridDim.x)
-        return;
-    p.state->arrived = 0;
-    p.state->turn = gpu_load_system(&p.state->failed) ? PEER_BUFFERS : (turn + 1) % PEER_BUFFERS;
-    p.state->used_slot = used_slot;
-    p.state->used_whole = used_whole;
+    p.state->n_begun = 0;
+    p.state->turn = (now.turn + 1) % PEER_BUFFERS;
+    p.state->used_slot[now.turn] = used_slot;
+    p.state->used_whole[now.turn] = used_whole;
 }
 
 /* ---- the host's part -------------------------------------------------------------------------------- */
@@ -152,5 +211,6 @@ cudaError_t all_reduce_load(void);
 cudaError_t gather_load(void);
 cudaError_t dispatch_load(void);
 cudaError_t combine_load(void);
+cudaError_t echo_load(void);
 /* Writes the next rank's whole area of a buffer that is empty, to what it is already, `times` over. */
 cudaError_t peers_push_start(const struct gpu_peers *p, int n_sm, int times, cudaStream_t stream);

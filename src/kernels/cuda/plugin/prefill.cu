@@ -5,8 +5,6 @@
 #include "kernels/cuda/plugin/prefill_sort.cuh"
 #include "kernels/cuda/plugin/prefill_sum.cuh"
 
-#define MAX_SLOTS   (1 << 24)
-#define MAX_WIDTH   (1 << 16)
 #define SUM_THREADS 128
 
 /* Where the parts of scratch lie. */
@@ -125,14 +123,14 @@ static const char *sort(const struct packed_moe *m, const prefill_scratch &s, cu
 
 const char *prefill_check(const struct packed_moe *m)
 {
-    if (m->n_row < 1 || m->n_used < 1 || m->n_row > MAX_SLOTS / m->n_used)
+    if (m->n_row < 1 || m->n_used < 1 || m->n_row > PREFILL_MAX_SLOTS / m->n_used)
         return "prefill: tokens x experts a token not in 1 to 2^24";
     if ((size_t)m->n_row * (size_t)max(m->hidden, 0) > (size_t)1 << 34)
         return "prefill: tokens x hidden size over 2^34";
     if (m->n_expert < 1 || m->n_expert > CUDA_EXPERTS_MAX)
         return "prefill: number of experts not in 1 to 512";
-    if (m->hidden < 64 || m->inner < 64 || m->hidden > MAX_WIDTH || m->inner > MAX_WIDTH || m->hidden % 64 ||
-        m->inner % 64)
+    if (m->hidden < 64 || m->inner < 64 || m->hidden > PREFILL_MAX_WIDTH || m->inner > PREFILL_MAX_WIDTH ||
+        m->hidden % 64 || m->inner % 64)
         return "prefill: hidden or inner size not a multiple of 64 in 64 to 65536";
     return nullptr;
 }

@@ -6,6 +6,10 @@
 
 #include "kernels/cuda/plugin/internal.h"
 
+/* Of a product by the kernels for many rows: rows, or pairs of a row and an expert; columns and outputs. */
+#define PREFILL_MAX_SLOTS (1 << 24)
+#define PREFILL_MAX_WIDTH (1 << 16)
+
 /* NULL, or why these sizes are refused. */
 const char *prefill_check(const struct packed_moe *m);
 

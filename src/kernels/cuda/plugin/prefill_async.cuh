@@ -1,10 +1,9 @@
-/* The instructions of the prefill kernels that gpu.h does not have: barriers that count arrivals, copies
- * that they count, products of a warpgroup, for nvcc and for the emulator (emulate/wgmma.cc) alike. Shared
- * memory goes by addresses of 32 bits. */
+/* The instructions of the prefill kernels that neither gpu.h nor bell.cuh has: copies of boxes, products of a
+ * warpgroup, for nvcc and for the emulator (emulate/wgmma.cc, emulate/prefill.cc) alike. */
 #pragma once
 
 #include "kernels/cuda/cuda_layout.h"
-#include "kernels/cuda/plugin/gpu.h"
+#include "kernels/cuda/plugin/bell.cuh"
 
 /* wgmma is Hopper's alone; the host's pass compiles what it does not run. */
 #if GPU_IS_EMULATED || defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
@@ -17,56 +16,6 @@
 #include <cuda.h>
 
 #include "kernels/cuda/plugin/prefill_wgmma.cuh"
-
-__device__ __forceinline__ uint32_t shared_offset(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-__device__ __forceinline__ void bell_make(uint32_t bell, uint32_t arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bell), "r"(arrivals) : "memory");
-}
-/* After the last bell_make, before the barrier that shows them to the others.
- */
-__device__ __forceinline__ void bells_made()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ __forceinline__ void bell_ring(uint32_t bell)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bell) : "memory");
-}
-__device__ __forceinline__ void bell_wait(uint32_t bell, uint32_t parity)
-{
-    asm volatile("{\n.reg .pred done;\nagain:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], "
-                 "%1;\n@!done bra again;\n}" ::"r"(bell),
-                 "r"(parity)
-                 : "memory");
-}
-/* An arrival, and the phase lasts until so many bytes of bulk copies are there. */
-__device__ __forceinline__ void bell_expect(uint32_t bell, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bell), "r"(bytes) : "memory");
-}
-/* Several arrivals at once. */
-__device__ __forceinline__ void bell_ring_for(uint32_t bell, uint32_t n)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bell), "r"(n) : "memory");
-}
-/* Whether bell_wait would return at once. */
-__device__ __forceinline__ bool bell_has_rung(uint32_t bell, uint32_t parity)
-{
-    uint32_t yes;
-    asm volatile("{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 "
-                 "done, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, done;\n}"
-                 : "=r"(yes)
-                 : "r"(bell), "r"(parity)
-                 : "memory");
-    return yes;
-}
 
 /* 16 bytes to shared memory, later, in the generic proxy. */
 __device__ __forceinline__ void copy_in_16(uint32_t to, const void *from)
@@ -113,14 +62,6 @@ __device__ __forceinline__ void boxes_soon(const weight_boxes &w)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&w.map) : "memory");
 }
-/* A run to shared memory, later, in the asynchronous proxy. */
-__device__ __forceinline__ void copy_in_run(uint32_t to, const void *from, uint32_t bytes, uint32_t bell)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
-                 "bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bell)
-                 : "memory");
-}
 /* A run from shared memory, later. This thread waits until what it copied has been read, or written. */
 __device__ __forceinline__ void copy_out_run(void *to, uint32_t from, uint32_t bytes)
 {
@@ -137,12 +78,8 @@ __device__ __forceinline__ void copies_out_written()
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-/* What this thread wrote to shared memory, or saw written, is there for wgmma and bulk copies. */
-__device__ __forceinline__ void shared_for_async()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-/* The same of global memory, both ways. */
+/* What this thread wrote to global memory, or saw written, is there for copies in the asynchronous proxy, and
+ * the other way round. */
 __device__ __forceinline__ void global_for_async()
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -202,14 +139,6 @@ __device__ __forceinline__ void store_transposed(uint32_t at, uint32_t a, uint32
                  : "memory");
 }
 
-template <int N> __device__ __forceinline__ void registers_fewer()
-{
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
-}
-template <int N> __device__ __forceinline__ void registers_more()
-{
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
-}
 /* What follows from it is computed where it stands, not before a loop and kept: registers are short. */
 template <typename T> __device__ __forceinline__ void keep_in_loop(T *&p)
 {
@@ -218,17 +147,6 @@ template <typename T> __device__ __forceinline__ void keep_in_loop(T *&p)
 __device__ __forceinline__ void keep_in_loop(uint32_t &v)
 {
     asm volatile("" : "+r"(v));
-}
-/* Volatile: what follows from it is not kept in registers over a loop. */
-__device__ __forceinline__ int thread_anew()
-{
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-__device__ __forceinline__ void products_fence()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 /* The products begin; of the groups of them so begun, all but the last are waited for. */
 __device__ __forceinline__ void products_begin()
@@ -239,37 +157,11 @@ __device__ __forceinline__ void products_end()
 {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
-/* Not before here, says this to the compiler. */
-template <int N> __device__ __forceinline__ void products_there(float (&d)[N])
-{
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        asm volatile("" : "+f"(d[i])::"memory");
-}
 #else
-uint8_t *shared_pointer(uint32_t at, size_t bytes);
-void bell_make(uint32_t bell, uint32_t arrivals);
-void bell_ring(uint32_t bell);
-void bell_wait(uint32_t bell, uint32_t parity);
 void groups_sync(int group, int n);
 void store_transposed(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
 void wgmma_registers(float *d, int n, bool half, const uint32_t *a, uint64_t b, int keep);
 
-static inline uint32_t shared_offset(const void *p)
-{
-    return (uint32_t)((const uint8_t *)p - simt::dynamic_shared());
-}
-static inline void bells_made()
-{
-}
-void bell_expect(uint32_t bell, uint32_t bytes);
-void bell_copied(uint32_t bell, uint32_t bytes);
-static inline void bell_ring_for(uint32_t bell, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        bell_ring(bell);
-}
-bool bell_has_rung(uint32_t bell, uint32_t parity);
 struct weight_boxes {
     const uint8_t *weight;
     size_t row_bytes, n_row;
@@ -304,11 +196,6 @@ static inline void copy_in_16(uint32_t to, const void *from)
 static inline void copies_in_end()
 {
 }
-static inline void copy_in_run(uint32_t to, const void *from, uint32_t bytes, uint32_t bell)
-{
-    std::memcpy(shared_pointer(to, bytes), from, bytes);
-    bell_copied(bell, bytes);
-}
 static inline void copy_out_run(void *to, uint32_t from, uint32_t bytes)
 {
     std::memcpy(to, shared_pointer(from, bytes), bytes);
@@ -317,9 +204,6 @@ static inline void copies_out_read()
 {
 }
 static inline void copies_out_written()
-{
-}
-static inline void shared_for_async()
 {
 }
 static inline void global_for_async()
@@ -345,29 +229,13 @@ static inline void store_shared(uint32_t at, uint32_t v)
 {
     std::memcpy(shared_pointer(at, 4), &v, 4);
 }
-template <int N> static inline void registers_fewer()
-{
-}
-template <int N> static inline void registers_more()
-{
-}
 template <typename T> static inline void keep_in_loop(T &)
-{
-}
-static inline int thread_anew()
-{
-    return (int)threadIdx.x;
-}
-static inline void products_fence()
 {
 }
 static inline void products_begin()
 {
 }
 static inline void products_end()
-{
-}
-template <int N> static inline void products_there(float (&)[N])
 {
 }
 template <int N> struct wgmma {

@@ -225,7 +225,7 @@ static __global__ void __launch_bounds__(THREADS, 1) bf16_kernel(const __grid_co
 bool prefill_bf16_takes(const struct dense *d, const struct gpu_limits *limits)
 {
     return limits->major == 9 && d->x && d->part[0].w.type == CUDA_BF16 && d->K % 64 == 0 &&
-           d->K <= 1 << 20 && d->n_row > CUDA_ROWS_MAX && d->n_row <= 65535 * 64;
+           d->K <= 1 << 20 && d->n_row > 16 && d->n_row <= 65535 * 64;
 }
 
 template <typename F> static const char *start(const bf16_params &p, const struct op_place *at)

@@ -4,9 +4,6 @@
 #include "kernels/cuda/plugin/prefill.cuh"
 #include "kernels/cuda/plugin/prefill_boxes.h"
 
-#define MAX_SLOTS (1 << 24)
-#define MAX_WIDTH (1 << 16)
-
 /* Rows of x in a tile, by form; up to FEW_TILES tiles the middle one. */
 #define SHORT     64
 #define MIDDLE    96
@@ -70,8 +67,8 @@ static linear_scratch linear_layout(int n_row, int K, void *base)
 
 bool prefill_linear_takes(const struct packed_linear *w, const struct gpu_limits *limits)
 {
-    return (GPU_IS_EMULATED || limits->major == 9) && w->K >= 64 && w->K <= MAX_WIDTH && w->K % 64 == 0 &&
-           w->n_row <= MAX_SLOTS;
+    return (GPU_IS_EMULATED || limits->major == 9) && w->K >= 64 && w->K <= PREFILL_MAX_WIDTH &&
+           w->K % 64 == 0 && w->n_row <= PREFILL_MAX_SLOTS;
 }
 
 size_t prefill_linear_bytes(int n_row, int K)

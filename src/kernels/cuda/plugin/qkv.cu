@@ -26,7 +26,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
     float *x = (float *)memory + warp * d;
     if (head < a.n_head) {
         const size_t at = ((size_t)t * a.n_head + head) * d;
-        finish_head<0>(a, table, a.q + at, a.q_norm ? table.q_norm : nullptr, x, lane);
+        finish_head(a, table, a.q + at, a.q_norm ? table.q_norm : nullptr, x, lane);
         for (int i = lane; i < d; i += 32)
             if (a.q_float)
                 a.q_float[at + i] = x[i];
@@ -39,8 +39,8 @@ static __global__ void __launch_bounds__(32 * WARPS)
     head -= key ? 0 : n_kv;
     const size_t from = ((size_t)t * n_kv + head) * d;
     if (key)
-        finish_head<0>(a, table, a.k + from, a.k_norm ? table.k_norm : nullptr, x, lane);
-    store_head<0, 0>(a.kv, key, slot, head, key ? x : a.v + from, lane);
+        finish_head(a, table, a.k + from, a.k_norm ? table.k_norm : nullptr, x, lane);
+    store_head(a.kv, key, slot, head, key ? x : a.v + from, lane);
 }
 
 const char *qkv_start(const struct cuda_op *op, const struct op_place *at)

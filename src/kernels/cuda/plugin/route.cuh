@@ -113,7 +113,9 @@ static __device__ void weigh(const cuda_router &a, const route_room &r, const in
         weight[i] = r.score[expert[i]] / by * a.scaling;
 }
 
-static __device__ void route_groups(const cuda_router &a, int t, const float *logit, route_room &r, int lane)
+/* The rare way: its code is there once. */
+static __device__ __noinline__ void route_groups(const cuda_router &a, int t, const float *logit,
+                                                 route_room &r, int lane)
 {
     int32_t *expert = a.expert + (size_t)t * a.top_k;
     __syncwarp(); /* the row before may have been the same warp's */

@@ -1,15 +1,19 @@
 /* What the dispatch of rows and the combination of products share: rows of several ranks, work for warps. */
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/plugin/peers.h"
 
-#define SPREAD_THREADS 512
-#define SPREAD_BATCH   4                   /* fours of one lane under way at once        */
-#define SPREAD_PART    (32 * SPREAD_BATCH) /* fours of a row that a warp moves in one go */
+#define SPREAD_WARPS     16 /* of a block at most; of a block of few rows, SPREAD_WARPS_FEW */
+#define SPREAD_WARPS_FEW 4
+#define SPREAD_SENDING   34 /* percent of a full launch's blocks */
+#define SPREAD_THREADS   (32 * SPREAD_WARPS)
+#define SPREAD_LOOKS     64 /* at what is on its way, before the clock is looked at */
 
-/* Of one launch: rows [first, first + n_row) of each rank. */
+/* Of one launch: rows [first, first + n_row) of each rank, and how many of its blocks send. */
 struct spread_launch {
-    int first, n_row;
+    int first, n_row, n_send;
 };
 
 static __device__ __forceinline__ int spread_rows(const cuda_spread &s, const spread_launch &l, int rank)
@@ -28,6 +32,7 @@ static __device__ __forceinline__ int spread_owner(const int32_t *first, int siz
     if (expert < first[0] || expert >= first[size])
         return -1;
     int r = 0;
+#pragma unroll 1
     while (expert >= first[r + 1])
         r++;
     return r;
@@ -36,27 +41,56 @@ static __device__ __forceinline__ int spread_owner(const int32_t *first, int siz
 /* Whether any rank has rows of this launch: all of them come to the same answer. */
 static __device__ __forceinline__ bool spread_is_empty(const cuda_spread &s, const spread_launch &l, int size)
 {
+#pragma unroll 1
     for (int r = 0; r < size; r++)
         if (spread_rows(s, l, r) > 0)
             return false;
     return true;
 }
 
-/* The first half of a block's warps sends and the other receives, so that what comes is worked on while the
- * link is busy; who sends never waits. Of all blocks: this thread among those of its half, and how many those
- * are. */
+/* The first blocks send and the others receive, so that what comes is worked on while the link is busy, and
+ * by SMs that no stores to it hold up; who sends waits for nothing but, at the end, the
+ * signs. This warp, among those of its kind. */
 struct spread_role {
     bool sends;
-    int thread, n_thread;
+    int warp, n_warp;
 };
-static __device__ __forceinline__ spread_role spread_role_of()
+static __device__ __forceinline__ spread_role spread_role_of(const spread_launch &l)
 {
-    const int half = SPREAD_THREADS / 2;
+    const int n = blockDim.x / 32, block = blockIdx.x;
     spread_role r;
-    r.sends = threadIdx.x < half;
-    r.thread = blockIdx.x * half + threadIdx.x % half;
-    r.n_thread = gridDim.x * half;
+    r.sends = block < l.n_send;
+    r.warp = (r.sends ? block : block - l.n_send) * n + threadIdx.x / 32;
+    r.n_warp = (r.sends ? l.n_send : gridDim.x - l.n_send) * n;
     return r;
+}
+
+/* Until those fours of v that are at these bits have come, all looked at together, or one of them will not.
+ * from(k): who is waited for. */
+template <int N, typename From>
+static __device__ __forceinline__ void spread_await(float4 (&v)[N], const float4 *at, size_t stride,
+                                                    uint32_t bits, const peer_memory &p, From from)
+{
+    for (int looks = 0;; looks++) {
+        uint32_t missing = 0;
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (bits >> k & 1u && peer_is_empty(v[k]))
+                missing |= 1u << k;
+        if (!missing)
+            return;
+        if (looks == SPREAD_LOOKS) { /* with an eye on the clock */
+            const int k = __ffs((int)missing) - 1;
+            if (peer_is_empty(peer_await(at + (size_t)k * stride, p, from(k))))
+                return;
+            looks = 0;
+        }
+        gpu_wait_peer();
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (missing >> k & 1u)
+                v[k] = gpu_load_system(at + (size_t)k * stride);
+    }
 }
 
 /* What has been received is emptied at once: its place is written to again three launches later. */
@@ -78,10 +112,18 @@ static inline const char *spread_check(const struct cuda_op *op, const cuda_spre
     return nullptr;
 }
 
-/* Blocks for so many threads of each half. */
-static inline int spread_blocks(size_t n_thread, const struct op_place *at)
+/* Blocks and threads of each for so many units of either kind of work, a unit a warp's. Sets l->n_send. */
+struct spread_grid {
+    int blocks, threads;
+};
+static inline spread_grid spread_grid_for(size_t n_send, size_t n_receive, const struct op_place *at,
+                                          spread_launch *l)
 {
-    const size_t blocks = (n_thread + SPREAD_THREADS / 2 - 1) / (SPREAD_THREADS / 2);
-    const int most = peers_blocks(at);
-    return blocks < (size_t)most ? (int)blocks : most;
+    const int most = max(2, peers_blocks(at)); /* two blocks fit one SM */
+    const size_t sending = (size_t)max(1, most * SPREAD_SENDING / 100), receiving = (size_t)most - sending;
+    size_t warps = SPREAD_WARPS_FEW;
+    while (warps < SPREAD_WARPS && (n_send > warps * sending || n_receive > warps * receiving))
+        warps *= 2;
+    l->n_send = (int)std::min((n_send + warps - 1) / warps, sending);
+    return {l->n_send + (int)std::min((n_receive + warps - 1) / warps, receiving), 32 * (int)warps};
 }

@@ -72,6 +72,9 @@ bool gpu_randomize(struct cuda_gpu *g, void *device, size_t bytes, uint64_t seed
 double gpu_read_rate(struct cuda_gpu *g, const void *device, size_t bytes);
 double gpu_peers_rate(struct cuda_gpu *g);
 
+/* echo.cu */
+double gpu_peers_round_trip(struct cuda_gpu *g);
+
 /* peers.cu */
 bool gpu_peers_open(struct cuda_gpu *g, const struct cuda_peer_options *o, struct cuda_peer_handle *own);
 bool gpu_peers_connect(struct cuda_gpu *g, const struct cuda_peer_handle *all);

@@ -16,10 +16,54 @@ static struct packed_moe moe_of(const struct cuda_op *op)
             m->out,     op->n_row, m->n_used,     m->n_expert, m->hidden,     m->inner, m->each};
 }
 
+/* A dense MLP in few rows is two products: so many rows at a time; 0: it is none, or they do not fit. */
+static int mlp_rows(const struct packed_moe *w, const struct gpu_limits *limits)
+{
+    if (w->n_expert != 1 || w->n_used != 1 || w->each)
+        return 0;
+    return std::min(linear_split_rows(2 * w->inner, w->hidden, limits),
+                    linear_split_rows(w->hidden, w->inner, limits));
+}
+
+static const char *mlp_half_start(const struct packed_linear *w, const struct op_place *at)
+{
+    return linear_single_takes(w, at->limits) ? linear_single_start(w, at) : linear_split_start(w, at);
+}
+
+static const char *mlp_start(const struct packed_moe *w, int most, uint16_t *h, const struct op_place *at)
+{
+    const char *why = nullptr;
+    for (int row = 0; row < w->n_row && !why; row += most) {
+        const size_t hidden = (size_t)w->hidden, n = (size_t)row;
+        struct packed_linear up = {}, down = {};
+        up.n_row = down.n_row = std::min(most, w->n_row - row);
+        up.weight = w->gate_up;
+        up.x = w->x + n * hidden;
+        up.K = down.n_out = w->hidden;
+        up.n_out = 2 * w->inner;
+        up.mlp.gate_scale = w->gate_scale;
+        up.mlp.up_scale = w->up_scale;
+        up.mlp.h = h + n * (size_t)w->inner;
+        down.weight = w->down;
+        down.x = up.mlp.h;
+        down.K = w->inner;
+        down.n_part = 1;
+        down.part[0] = {w->down_scale, nullptr, w->out + n * hidden, 0, w->hidden};
+        down.mlp.weight = w->weight + n;
+        down.mlp.id = w->id + n;
+        why = mlp_half_start(&up, at);
+        if (!why)
+            why = mlp_half_start(&down, at);
+    }
+    return why;
+}
+
 /* Not for the kernel for few rows. That one has eight rows of an expert at a time: beyond 32 tokens it is the
  * faster as long as few experts have more. */
-static bool is_prefill(const struct packed_moe *w)
+static bool is_prefill(const struct packed_moe *w, const struct gpu_limits *limits)
 {
+    if (w->n_row <= 2 * CUDA_ROWS_MAX && mlp_rows(w, limits) > 0)
+        return false;
     const int64_t pairs = (int64_t)w->n_row * w->n_used;
     if (!w->each && w->n_row <= 2 * CUDA_ROWS_MAX && pairs <= MOE_SLOTS_MAX &&
         pairs <= 6 * (int64_t)w->n_expert)
@@ -61,7 +105,11 @@ static bool scratch_of(struct cuda_gpu *g, const struct cuda_op *op, size_t *byt
     if (why)
         return gpu_fail(g, "moe", why);
     struct moe_scratch s;
-    *bytes = is_prefill(&w) ? prefill_bytes(&w) : place_moe(&w, NULL, &s);
+    const size_t few = place_moe(&w, NULL, &s);
+    *bytes = is_prefill(&w, &g->limits) ? prefill_bytes(&w) : few;
+    if (w.n_expert == 1 &&
+        op->n_row <= 2 * CUDA_ROWS_MAX) /* which of both kernels depends on a lane's SMs, too */
+        *bytes = std::max(few, prefill_bytes(&w));
     return true;
 }
 
@@ -81,12 +129,15 @@ bool gpu_reserve(struct cuda_gpu *g, size_t bytes)
 static const char *moe_start_either(const struct cuda_op *op, const struct op_place *at)
 {
     const struct packed_moe w = moe_of(op);
-    if (is_prefill(&w))
+    if (is_prefill(&w, at->limits))
         return prefill_start(&w, at->scratch, at->limits, at->stream);
     if (!w.each && moe_single_takes(&w, at->limits))
         return moe_single_start(&w, at);
     struct moe_scratch s = {NULL, NULL, at->barrier + OP_MEET};
     place_moe(&w, at->scratch, &s);
+    const int mlp = mlp_rows(&w, at->limits);
+    if (mlp > 0)
+        return mlp_start(&w, mlp, s.h, at);
     if (w.each)
         s.y = (float *)w.each;
     return moe_start(&w, &s, at->limits, at->stream);
@@ -96,7 +147,7 @@ static const char *moe_start_either(const struct cuda_op *op, const struct op_pl
 static const char *(*const op_table[])(const struct cuda_op *op, const struct op_place *at) = {
     embed_start,      add_norm_start,  linear_op_start, qkv_start,    attention_start,  router_start,
     moe_start_either, moe_plain_start, swiglu_start,    argmax_start, all_reduce_start, gather_start,
-    lt_moe_start,     dispatch_start,  combine_start,   sample_start,
+    lt_moe_start,     dispatch_start,  combine_start,   sample_start, send_start,
 };
 static_assert(sizeof(op_table) / sizeof(op_table[0]) == CUDA_OP_KINDS, "a function for each kind");
 
@@ -105,7 +156,7 @@ static bool can_only_check(const struct cuda_op *op, const struct gpu_limits *li
 {
     if (op->kind == CUDA_OP_MOE) {
         const struct packed_moe w = moe_of(op);
-        return !is_prefill(&w);
+        return !is_prefill(&w, limits);
     }
     if (op->kind == CUDA_OP_LINEAR)
         return op->as.linear.part[0].w.type != CUDA_NVFP4_TILED && !linear_op_is_prefill(op, limits);

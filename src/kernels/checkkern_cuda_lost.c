@@ -110,22 +110,27 @@ static bool relay_or_not(void *arg, struct cuda_gpu *gpu, int r)
     return true;
 }
 
-static bool relay_case(const struct checkkern_gpu *g, struct checkkern_report *report)
+/* Ranks 0 and 1 of such a group both fail in `run`; `else_what` says what it means if they do not. */
+static bool both_fail(const struct checkkern_gpu *g, const struct gpu_group_options *o, gpu_rank_fn *run,
+                      const char *else_what, struct checkkern_report *report)
 {
-    const struct gpu_group_options o = {.size = 3, .bytes = BUFFER_BYTES, .timeout_ms = TIMEOUT_MS};
     struct gpu_group group;
     struct relay a = {.group = &group};
-    bool ok = gpu_group_open(&group, g->plugin, &o);
+    bool ok = gpu_group_open(&group, g->plugin, o);
     checkkern_case(report, ok, "%s", group.why);
     a.x = ok ? g->plugin->alloc(group.gpu[0], (size_t)2 * N * sizeof(float)) : NULL;
-    ok = ok &&
-         checkkern_case(report, a.x && !gpu_group_run(&group, relay_or_not, &a), "nobody misses a rank") &&
-         checkkern_case(report, !group.rank[0].ok && !group.rank[1].ok,
-                        "rank 1 has taken a sum from rank 0, which misses rank 2");
+    ok = ok && checkkern_case(report, a.x && !gpu_group_run(&group, run, &a), "nobody misses a rank") &&
+         checkkern_case(report, !group.rank[0].ok && !group.rank[1].ok, "%s", else_what);
     if (a.x)
         g->plugin->release(group.gpu[0], a.x);
     gpu_group_close(&group);
     return ok;
+}
+
+static bool relay_case(const struct checkkern_gpu *g, struct checkkern_report *report)
+{
+    const struct gpu_group_options o = {.size = 3, .bytes = BUFFER_BYTES, .timeout_ms = TIMEOUT_MS};
+    return both_fail(g, &o, relay_or_not, "rank 1 has taken a sum from rank 0, which misses rank 2", report);
 }
 
 /* Rank 0 misses the others at a sum that they know nothing of, and then sends its part of one that they
@@ -150,19 +155,7 @@ static bool unflagged_case(const struct checkkern_gpu *g, struct checkkern_repor
 {
     const struct gpu_group_options o = {
         .size = 2, .bytes = BUFFER_BYTES, .sent_bytes = N * sizeof(float), .timeout_ms = TIMEOUT_MS};
-    struct gpu_group group;
-    struct relay a = {.group = &group};
-    bool ok = gpu_group_open(&group, g->plugin, &o);
-    checkkern_case(report, ok, "%s", group.why);
-    a.x = ok ? g->plugin->alloc(group.gpu[0], (size_t)2 * N * sizeof(float)) : NULL;
-    ok = ok &&
-         checkkern_case(report, a.x && !gpu_group_run(&group, miss_or_wait, &a), "nobody misses a rank") &&
-         checkkern_case(report, !group.rank[0].ok && !group.rank[1].ok,
-                        "rank 1 has taken a part from rank 0, which has missed it");
-    if (a.x)
-        g->plugin->release(group.gpu[0], a.x);
-    gpu_group_close(&group);
-    return ok;
+    return both_fail(g, &o, miss_or_wait, "rank 1 has taken a part from rank 0, which has missed it", report);
 }
 
 bool checkkern_cuda_lost_peer(const struct checkkern_gpu *g, struct checkkern_report *report)

@@ -51,6 +51,27 @@ static struct model *open_golden_ranks(const char *name, int n_rank, bool no_fus
     return m;
 }
 
+/* The first step of three sequences once more, watched, and for ids alone: the logits that it had in the
+ * talk, and the likeliest of them. */
+static void check_first_step(struct model *m, const struct talk *had)
+{
+    const struct model_probe watching = {0};
+    const size_t vocab = (size_t)model_config(m)->vocab;
+    struct nyb_err err;
+    struct talk t;
+    int first[SEQ_MAX] = {0};
+    int32_t best[SEQ_MAX];
+    begin_talk(&t, (int)vocab, 3, -1);
+    probe_of_step = &watching;
+    golden_must(step(m, &t, first, t.logits, NULL, &err), &err);
+    probe_of_step = NULL;
+    assert_memory_equal(t.logits, had->logits, 3 * vocab * sizeof(float));
+    golden_must(step(m, &t, first, NULL, best, &err), &err);
+    for (int s = 0; s < 3; s++)
+        assert_int_equal(best[s], likeliest(t.logits + (size_t)s * vocab, (int)vocab));
+    free(t.logits);
+}
+
 /* The likeliest tokens are those of one GPU, whose sums have another order. Graphs,
  * direct runs and runs that are watched must each be the same launches on all ranks, or they would hang. */
 static void test_ranks_say_what_one_says(void **state)
@@ -62,31 +83,19 @@ static void test_ranks_say_what_one_says(void **state)
         int n_rank;
         bool no_fusion;
     } group[] = {{"qwen3_moe-modelopt", 2, false}, {"llama-dense-modelopt", 3, true}};
-    const struct model_probe watching = {0};
     for (size_t i = 0; i < COUNT_OF(group); i++) {
         struct model *one = open_golden(group[i].model, (struct how){0}),
                      *m = open_golden_ranks(group[i].model, group[i].n_rank, group[i].no_fusion);
-        struct talk want = talk_to(one, 3, -1), a = talk_to(m, 3, -1), t;
-        struct nyb_err err;
+        struct talk want = talk_to(one, 3, -1), a = talk_to(m, 3, -1);
         size_t vocab = (size_t)model_config(m)->vocab;
-        int first[SEQ_MAX] = {0};
-        int32_t best[SEQ_MAX];
         for (int s = 0; s < 3; s++) {
             assert_int_equal(a.len[s], want.len[s]);
             assert_memory_equal(a.id[s], want.id[s], (size_t)a.len[s] * sizeof(int32_t));
         }
         assert_true(golden_error(a.logits, want.logits, 3 * vocab) < 0.02);
-        begin_talk(&t, (int)vocab, 3, -1);
-        probe_of_step = &watching;
-        golden_must(step(m, &t, first, t.logits, NULL, &err), &err);
-        probe_of_step = NULL;
-        assert_memory_equal(t.logits, a.logits, 3 * vocab * sizeof(float));
-        golden_must(step(m, &t, first, NULL, best, &err), &err);
-        for (int s = 0; s < 3; s++)
-            assert_int_equal(best[s], likeliest(t.logits + (size_t)s * vocab, (int)vocab));
+        check_first_step(m, &a);
         if (i == 0)
             check_drawn_steps(m, 3);
-        free(t.logits);
         free(want.logits);
         free(a.logits);
         model_close(one);
@@ -147,28 +156,14 @@ static void test_sequences_of_ranks_have_the_bits_of_one(void **state)
     (void)state;
     NEED_DEVICE;
     static const char name[] = "qwen3_moe-modelopt";
-    const struct model_probe watching = {0};
-    struct nyb_err err;
-    struct talk t;
-    int first[SEQ_MAX] = {0};
-    int32_t best[SEQ_MAX];
     ranks_have_sequences = true;
     struct model *one = open_golden(name, (struct how){0}), *m = open_golden_ranks(name, 2, false);
-    size_t vocab = (size_t)model_config(m)->vocab;
     ranks_have_sequences = false;
     struct talk want = talk_to(one, 3, -1), a = talk_to(m, 3, -1);
     assert_memory_equal(a.logits, want.logits, talk_bytes(m, &a));
-    begin_talk(&t, (int)vocab, 3, -1);
-    probe_of_step = &watching;
-    golden_must(step(m, &t, first, t.logits, NULL, &err), &err);
-    probe_of_step = NULL;
-    assert_memory_equal(t.logits, a.logits, 3 * vocab * sizeof(float));
-    golden_must(step(m, &t, first, NULL, best, &err), &err);
-    for (int s = 0; s < 3; s++)
-        assert_int_equal(best[s], likeliest(t.logits + (size_t)s * vocab, (int)vocab));
+    check_first_step(m, &a);
     check_odd_logits(one, m, 4, 300);
     check_odd_logits(one, m, 1, 5); /* a graph */
-    free(t.logits);
     free(want.logits);
     free(a.logits);
     model_close(one);

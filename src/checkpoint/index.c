@@ -179,6 +179,18 @@ enum nyb_code index_read(struct index_set *set, const char *folder, struct nyb_e
     return code;
 }
 
+void index_guess(struct index_set *set, const char *folder)
+{
+    struct nyb_err unused;
+    char *path = path_join(folder, SINGLE_FILE_NAME);
+    *set = (struct index_set){0};
+    if (file_exists(path))
+        add_file(set, SINGLE_FILE_NAME);
+    else if (list_folder(set, folder, &unused) != NYB_OK || set->n_file > INDEX_GUESS_MAX)
+        index_free(set);
+    free(path);
+}
+
 void index_free(struct index_set *set)
 {
     for (int i = 0; i < set->n_file; i++)

@@ -16,6 +16,10 @@ struct index_set {
  * in the folder except hidden files, golden.safetensors (reference outputs of a test) and, beside
  * model-*.safetensors, the consolidated* copies that some publishers add. */
 enum nyb_code index_read(struct index_set *set, const char *folder, struct nyb_err *err) NYB_MUST_CHECK;
+/* What it will most likely name, from the folder's names alone: without a look at the index. Never an error;
+ * at most INDEX_GUESS_MAX files. */
+#define INDEX_GUESS_MAX 1024
+void index_guess(struct index_set *set, const char *folder);
 void index_free(struct index_set *set);
 
 #endif

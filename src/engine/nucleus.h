@@ -6,19 +6,41 @@
 
 #include "engine/sampler_spread.h"
 
-#define NUCLEUS_SAMPLE 4096 /* weights of a long row, evenly spaced */
-
 /* Whether a row of n weights is sampled first. */
 static inline bool nucleus_wants_sample(int n)
 {
-    return n >= 8 * NUCLEUS_SAMPLE;
+    return n >= 8 * SAMPLER_SAMPLE;
 }
 
-/* w (n): weights, each 0 or from 2^-126 to 1, the largest of them 1; sample (NUCLEUS_SAMPLE): some of them,
- * as sampler_spread_weigh picks them, where wanted; total: their sum; target: at most that; band (n +
- * SAMPLER_SLACK) and sum (sampler_blocks(n)): overwritten. Returns the cut: weights above it are in, those
- * below are out, and of those equal to it as many are in as the target takes. */
-float nucleus_cut(const struct sampler_spread *s, const float *w, int n, const float *sample, double total,
-                  double target, float *band, double *sum);
+struct nucleus_work {
+    float *sample, *peak;    /* (SAMPLER_SAMPLE), (sampler_blocks(n)) */
+    float *band, *narrow;    /* (n + SAMPLER_SLACK) each              */
+    struct sampler_sums sum; /* (sampler_blocks(n)) each              */
+};
+
+/* For rows of n logits; false: no memory, to be closed nevertheless. */
+bool nucleus_work_open(struct nucleus_work *w, int n);
+void nucleus_work_close(struct nucleus_work *w);
+
+/* What sampler_spread_max should note about a row of that many for nucleus_find. */
+static inline struct sampler_glance nucleus_glance(const struct nucleus_work *w)
+{
+    return (struct sampler_glance){w->sample, w->peak};
+}
+
+/* Weights above the cut are in, those below are out, and of those equal to it as many are in as the share
+ * takes, the first of the row. */
+struct nucleus {
+    float cut;
+    double mass;          /* of those above the cut                                   */
+    int n_eq;             /* of those equal to it that are in                         */
+    const double *above;  /* (blocks) mass above the cut, in work                     */
+    const int32_t *equal; /* (blocks) how many are equal to it, in work               */
+};
+
+/* The weights of w, each 0 or from 2^-126 to 1; share: of their mass, at most 1. Where
+ * nucleus_wants_sample(n), work must hold what sampler_spread_max noted, which is overwritten. */
+struct nucleus nucleus_find(const struct sampler_spread *s, const struct sampler_weights *w, float share,
+                            const struct nucleus_work *work);
 
 #endif

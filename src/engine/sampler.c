@@ -16,11 +16,8 @@ struct candidate {
 
 struct scratch {
     float *row;             /* (vocab) a copy of the logits, where the raw ones are needed afterwards */
-    float *band;            /* (vocab + SAMPLER_SLACK) weights */
     struct candidate *list; /* (vocab) */
-    float *sample;          /* (NUCLEUS_SAMPLE) of a row of weights */
-    double *sum;            /* (blocks) */
-    int32_t *n_eq;          /* (blocks) */
+    struct nucleus_work work;
 };
 
 struct sampler {
@@ -32,7 +29,7 @@ struct sampler {
 enum nyb_code sampler_open(struct sampler **out, int vocab, int n_worker, struct nyb_err *err)
 {
     ASSERT(vocab > 0 && n_worker > 0);
-    size_t n = (size_t)vocab, n_block = (size_t)sampler_blocks(vocab);
+    size_t n = (size_t)vocab;
     struct sampler *s = mem_alloc(1, sizeof(*s));
     *s = (struct sampler){.vocab = vocab,
                           .n_worker = n_worker,
@@ -41,12 +38,8 @@ enum nyb_code sampler_open(struct sampler **out, int vocab, int n_worker, struct
     for (int i = 0; i < n_worker; i++) {
         struct scratch *c = &s->scratch[i];
         c->row = mem_try_aligned(n * sizeof(*c->row));
-        c->band = mem_try_aligned((n + SAMPLER_SLACK) * sizeof(*c->band));
         c->list = mem_try_aligned(n * sizeof(*c->list));
-        c->sample = mem_try_aligned(NUCLEUS_SAMPLE * sizeof(*c->sample));
-        c->sum = mem_try_aligned(n_block * sizeof(*c->sum));
-        c->n_eq = mem_try_aligned(n_block * sizeof(*c->n_eq));
-        if (!c->row || !c->band || !c->list || !c->sample || !c->sum || !c->n_eq) {
+        if (!nucleus_work_open(&c->work, vocab) || !c->row || !c->list) {
             sampler_close(s);
             return err_set(err, NYB_E_MEMORY, "no memory for sampling %d tokens on %d threads", vocab,
                            n_worker);
@@ -62,11 +55,8 @@ void sampler_close(struct sampler *s)
         return;
     for (int i = 0; i < s->n_worker; i++) {
         free(s->scratch[i].row);
-        free(s->scratch[i].band);
         free(s->scratch[i].list);
-        free(s->scratch[i].sample);
-        free(s->scratch[i].sum);
-        free(s->scratch[i].n_eq);
+        nucleus_work_close(&s->scratch[i].work);
     }
     free(s->scratch);
     free(s);
@@ -144,8 +134,8 @@ static int32_t draw_from_list(const struct candidate *list, int n, double u)
 /* Of a row of weights those above `cut`, and the first n_eq of those equal to it; the mass and the number of
  * either kind in each block. */
 struct choice {
-    const float *w; /* (n) */
-    int n;
+    const struct sampler_ops *ops;
+    const struct sampler_weights *w;
     float cut;
     int n_eq;
     const double *sum;         /* (blocks)                                      */
@@ -156,12 +146,14 @@ static int32_t draw_from_block(const struct choice *c, int block, int eq_left, d
 {
     /* The sums are fp32 and this walk is fp64: where they differ, the last possible one of the block is it.
      */
+    float weight[SAMPLER_BLOCK];
     int32_t last = -1;
-    int begin = block * SAMPLER_BLOCK, end = c->n - begin < SAMPLER_BLOCK ? c->n : begin + SAMPLER_BLOCK;
-    for (int i = begin; i < end && left >= 0; i++) {
-        float w = c->w[i];
+    int begin = block * SAMPLER_BLOCK, n = c->w->n - begin < SAMPLER_BLOCK ? c->w->n - begin : SAMPLER_BLOCK;
+    c->ops->weigh(c->w->x + begin, n, c->w->max, c->w->scale, c->w->least, weight, NULL);
+    for (int i = 0; i < n && left >= 0; i++) {
+        float w = weight[i];
         if (w > c->cut || (w == c->cut && eq_left-- > 0)) {
-            last = i;
+            last = begin + i;
             left -= (double)w;
         }
     }
@@ -173,7 +165,7 @@ static int32_t draw_from_row(const struct choice *c, double target)
 {
     double before = 0, at = 0; /* mass before and after `block` */
     int block = -1, eq_before = 0, eq_left = c->n_eq;
-    for (int b = 0; b < sampler_blocks(c->n) && at <= target; b++) {
+    for (int b = 0; b < sampler_blocks(c->w->n) && at <= target; b++) {
         int eq = c->n_eq_block ? c->n_eq_block[b] : 0;
         eq = eq < eq_left ? eq : eq_left;
         double mass = c->sum[b] + eq * (double)c->cut;
@@ -195,13 +187,13 @@ static int32_t sample_top_k(const struct sampler *s, const struct draw *d, const
     if (n == 0 || !isfinite(list[0].x))
         return -1;
     for (int i = 0; i < n; i++)
-        c->band[i] = list[i].x;
-    s->ops->weigh(c->band, n, list[0].x, d->scale, d->min_p, c->band, NULL);
+        c->work.band[i] = list[i].x;
+    s->ops->weigh(c->work.band, n, list[0].x, d->scale, d->min_p, c->work.band, NULL);
     double total = 0;
     int held = 0;
-    for (; held < n && c->band[held] > 0; held++) {
-        list[held].x = c->band[held];
-        total += (double)c->band[held];
+    for (; held < n && c->work.band[held] > 0; held++) {
+        list[held].x = c->work.band[held];
+        total += (double)c->work.band[held];
     }
     if (d->top_p < 1) {
         double at = 0;
@@ -214,41 +206,26 @@ static int32_t sample_top_k(const struct sampler *s, const struct draw *d, const
     return draw_from_list(list, held, d->uniform);
 }
 
-/* The smallest set of the weights x (vocab) that holds `target` of the total, and one draw from it. */
-static int32_t sample_nucleus(const struct sampler *s, const float *x, double total, double target, double u,
-                              struct scratch *c, struct pool *pool)
-{
-    const struct sampler_spread spread = {s->ops, pool};
-    struct choice from = {.w = x, .n = s->vocab, .sum = c->sum, .n_eq_block = c->n_eq};
-    from.cut = nucleus_cut(&spread, x, s->vocab, c->sample, total, target, c->band, c->sum);
-    sampler_spread_split(&spread, x, s->vocab, from.cut, c->sum, c->n_eq);
-    double mass = 0;
-    int n_eq = 0;
-    for (int b = 0; b < sampler_blocks(s->vocab); b++) {
-        mass += c->sum[b];
-        n_eq += c->n_eq[b];
-    }
-    double wanted = ceil((target - mass) / (double)from.cut);
-    from.n_eq = wanted < 1 ? 1 : wanted > n_eq ? n_eq : (int)wanted;
-    from.n_eq = from.n_eq < n_eq ? from.n_eq : n_eq;
-    return draw_from_row(&from, u * (mass + from.n_eq * (double)from.cut));
-}
-
-static int32_t sample_whole(const struct sampler *s, const struct draw *d, float *x, struct scratch *c,
+static int32_t sample_whole(const struct sampler *s, const struct draw *d, const float *x, struct scratch *c,
                             struct pool *pool)
 {
     const struct sampler_spread spread = {s->ops, pool};
+    const struct sampler_glance glance = nucleus_glance(&c->work);
+    bool look = d->top_p < 1 && nucleus_wants_sample(s->vocab);
     int at;
-    float max = sampler_spread_max(&spread, x, s->vocab, &at);
-    if (!isfinite(max))
+    struct sampler_weights w = {.x = x, .n = s->vocab, .scale = d->scale, .least = d->min_p};
+    w.max = sampler_spread_max(&spread, x, s->vocab, &at, look ? &glance : NULL);
+    if (!isfinite(w.max))
         return -1;
-    bool nucleus = d->top_p < 1;
-    float *sample = nucleus && nucleus_wants_sample(s->vocab) ? c->sample : NULL;
-    double total = sampler_spread_weigh(&spread, x, s->vocab, max, d->scale, d->min_p, x, c->sum, sample,
-                                        NUCLEUS_SAMPLE);
-    if (nucleus)
-        return sample_nucleus(s, x, total, total * (double)d->top_p, d->uniform, c, pool);
-    return draw_from_row(&(struct choice){.w = x, .n = s->vocab, .sum = c->sum}, d->uniform * total);
+    struct choice from = {.ops = s->ops, .w = &w, .sum = c->work.sum.all};
+    if (d->top_p >= 1)
+        return draw_from_row(&from, d->uniform * sampler_spread_weigh(&spread, &w, c->work.sum.all));
+    struct nucleus in = nucleus_find(&spread, &w, d->top_p, &c->work);
+    from.cut = in.cut;
+    from.n_eq = in.n_eq;
+    from.sum = in.above;
+    from.n_eq_block = in.equal;
+    return draw_from_row(&from, d->uniform * (in.mass + in.n_eq * (double)in.cut));
 }
 
 /* ---- changes to the logits --------------------------------------------------------------------------- */
@@ -323,7 +300,7 @@ static int32_t choose(const struct sampler *s, const struct draw *d, float *x, s
     if (d->scale == 0) {
         const struct sampler_spread spread = {s->ops, pool};
         int at;
-        return isfinite(sampler_spread_max(&spread, x, s->vocab, &at)) ? at : -1;
+        return isfinite(sampler_spread_max(&spread, x, s->vocab, &at, NULL)) ? at : -1;
     }
     return d->top_k > 0 ? sample_top_k(s, d, x, c) : sample_whole(s, d, x, c, pool);
 }
@@ -369,7 +346,7 @@ bool sampler_logprobs(struct sampler *s, int worker, const float *logits, int32_
 {
     ASSERT(worker >= 0 && worker < s->n_worker && token >= 0 && token < s->vocab);
     int at;
-    float max = s->ops->max(logits, s->vocab, &at);
+    float max = s->ops->max(logits, s->vocab, &at, NULL);
     if (!isfinite(max))
         return false;
     double norm = (double)max + log(s->ops->weigh(logits, s->vocab, max, 1, 0, NULL, NULL));

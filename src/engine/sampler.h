@@ -34,7 +34,7 @@ struct sampler_input {
     const struct history *history; /* NULL where no penalty is on */
     const int32_t *out;            /* (n_out) the answer so far   */
     int n_out;
-    float *logits;                 /* (vocab) overwritten */
+    float *logits;                 /* (vocab) may be overwritten */
     struct constraint *constraint; /* NULL: none */
     struct pool *pool;             /* NULL, or threads that have nothing else to do: passes are shared out */
 };
@@ -42,7 +42,8 @@ struct sampler_input {
 /* Whether these parameters need a history. */
 bool sampler_wants_history(const struct params *p);
 
-/* What a draw means: the token of these logits (vocab), which are overwritten; -1: none of them is finite. */
+/* What a draw means: the token of these logits (vocab), which may be overwritten; -1: none of them is finite.
+ */
 int32_t sampler_choose(struct sampler *s, int worker, const struct draw *d, float *logits);
 
 /* Whether sampler_row would do nothing with these logits but choose so, with a top_k of at most most_top_k,

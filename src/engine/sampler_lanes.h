@@ -25,7 +25,7 @@ typedef __mmask16 lanes_m;
 #define lanes_eq(a, b)     _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ)
 #define lanes_max(v, m)    _mm512_max_ps(v, m)
 #define lanes_keep(m, v)   _mm512_maskz_mov_ps(m, v)
-#define lanes_and(m, more) ((lanes_m)((m) & (more)))
+#define lanes_but(m, less) ((lanes_m)((m) & ~(less)))
 #define lanes_bits(m)      ((unsigned)(m))
 
 #elif defined(__AVX2__)
@@ -41,7 +41,7 @@ typedef __m256 lanes_m;
 #define lanes_eq(a, b)     _mm256_cmp_ps(a, b, _CMP_EQ_OQ)
 #define lanes_max(v, m)    _mm256_max_ps(v, m)
 #define lanes_keep(m, v)   _mm256_and_ps(m, v)
-#define lanes_and(m, more) _mm256_and_ps(m, more)
+#define lanes_but(m, less) _mm256_andnot_ps(less, m)
 #define lanes_bits(m)      ((unsigned)_mm256_movemask_ps(m))
 
 #else /* SSE2, which every x86-64 has */
@@ -57,7 +57,7 @@ typedef __m128 lanes_m;
 #define lanes_eq(a, b)     _mm_cmpeq_ps(a, b)
 #define lanes_max(v, m)    _mm_max_ps(v, m) /* m where v is NaN, at every width */
 #define lanes_keep(m, v)   _mm_and_ps(m, v) /* v where the mask is set, else 0  */
-#define lanes_and(m, more) _mm_and_ps(m, more)
+#define lanes_but(m, less) _mm_andnot_ps(less, m)
 #define lanes_bits(m)      ((unsigned)_mm_movemask_ps(m))
 
 #endif

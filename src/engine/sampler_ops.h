@@ -16,10 +16,23 @@ static inline int sampler_blocks(int n)
     return (n + SAMPLER_BLOCK - 1) / SAMPLER_BLOCK;
 }
 
+/* Logits x (n) whose weights are exp((x - max) * scale), and 0 below `least`; max: the largest, finite. */
+struct sampler_weights {
+    const float *x;
+    int n;
+    float max, scale, least;
+};
+
+/* By block: see weigh_band. */
+struct sampler_sums {
+    double *all, *above;
+    int32_t *held;
+};
+
 struct sampler_ops {
     /* The largest of x (n) and in *at where it is first. NaNs never win; -INFINITY and 0 where nothing does.
-     */
-    float (*max)(const float *x, int n, int *at);
+     * That of each block into peak (sampler_blocks(n), or NULL). */
+    float (*max)(const float *x, int n, int *at, float *peak);
 
     /* The weights exp((x - max) * scale) into e (n; may be x itself, or NULL), the sum of each block into sum
      * (sampler_blocks(n), or NULL), and the total back. Weights below `least` and those of NaN are 0; max
@@ -37,13 +50,19 @@ struct sampler_ops {
     /* The sum of the weights of at least `bound`. */
     double (*mass_from)(const float *w, int n, float bound);
 
-    /* low <= w < high into out (n + SAMPLER_SLACK; may be w itself), in their order; returns how many. The
-     * sum of those of at least `high` into *above, and of those in each block into sum (sampler_blocks(n), or
-     * NULL). Whole blocks need no slack. */
-    int (*band)(const float *w, int n, float low, float high, float *out, double *above, double *sum);
+    /* low <= w < high of the weights w (n) into out (n + SAMPLER_SLACK; may be w itself), in their order;
+     * returns how many. The sum of those of at least `high` into *above. */
+    int (*band)(const float *w, int n, float low, float high, float *out, double *above);
 
-    /* For each block: the sum of the weights above `cut`, and how many are equal to it. */
-    void (*split)(const float *w, int n, float cut, double *sum, int32_t *n_eq);
+    /* The same of the weights of logits x (n), as weigh makes them, which are not kept otherwise. For each
+     * block (sampler_blocks(n)): the sum of its weights, of those of at least `high`, and how many went into
+     * out. Whole blocks need no slack. */
+    int (*weigh_band)(const struct sampler_weights *w, float low, float high, float *out,
+                      const struct sampler_sums *to);
+
+    /* The sum of those of w (n; at most SAMPLER_BLOCK) above a cut that is above 0, and how many are equal to
+     * it. */
+    double (*above)(const float *w, int n, float cut, int32_t *n_eq);
 
     /* Minus infinity into x (n). */
     void (*ban)(float *x, int n);

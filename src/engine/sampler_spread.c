@@ -8,46 +8,70 @@
 
 struct pass {
     const struct sampler_ops *ops;
-    const float *x;
-    int n, piece; /* floats of the row, blocks of a piece */
-    float max, scale, least, cut, low, high, *e, *sample;
-    int n_sample;
-    double *sum;
-    int32_t *n_eq;
+    struct sampler_weights w;
+    int piece; /* blocks of one */
+    float low, high, *out;
+    const struct sampler_glance *glance;
+    struct sampler_sums to;
     float best[PIECES_MAX]; /* of each piece */
     int at[PIECES_MAX], held[PIECES_MAX];
 };
 
 static int pieces(struct pass *p)
 {
-    int n_block = sampler_blocks(p->n);
+    int n_block = sampler_blocks(p->w.n);
     p->piece = (n_block + PIECES_MAX - 1) / PIECES_MAX;
     p->piece = p->piece < PIECE_BLOCKS ? PIECE_BLOCKS : p->piece;
     return (n_block + p->piece - 1) / p->piece;
 }
 
-/* Where piece i begins; *n floats long. */
-static int piece_at(const struct pass *p, int i, int *n)
+/* Where piece i begins. */
+static int piece_at(const struct pass *p, int i)
 {
-    int begin = i * p->piece * SAMPLER_BLOCK, most = p->piece * SAMPLER_BLOCK;
-    *n = p->n - begin < most ? p->n - begin : most;
-    return begin;
+    return i * p->piece * SAMPLER_BLOCK;
+}
+
+/* The logits of piece i. */
+static struct sampler_weights weights_of(const struct pass *p, int i)
+{
+    struct sampler_weights w = p->w;
+    int begin = piece_at(p, i), most = p->piece * SAMPLER_BLOCK;
+    w.x += begin;
+    w.n = w.n - begin < most ? w.n - begin : most;
+    return w;
+}
+
+/* What the sample has of the n_here logits from `begin` on. */
+static void pick(const struct sampler_glance *g, const float *x, int n, int begin, int n_here)
+{
+    uint64_t step = (uint64_t)n, end = (uint64_t)(begin + n_here) * SAMPLER_SAMPLE;
+    uint64_t i = ((uint64_t)begin * SAMPLER_SAMPLE + step - 1) / step;
+    for (uint64_t at = i * step; i < SAMPLER_SAMPLE && at < end; i++, at += step)
+        g->sample[i] = x[at / SAMPLER_SAMPLE];
 }
 
 static void max_piece(void *arg, int i, int worker)
 {
     (void)worker;
     struct pass *p = arg;
-    int n, begin = piece_at(p, i, &n);
-    p->best[i] = p->ops->max(p->x + begin, n, &p->at[i]);
+    struct sampler_weights w = weights_of(p, i);
+    int begin = piece_at(p, i);
+    p->best[i] = p->ops->max(w.x, w.n, &p->at[i], p->glance ? p->glance->peak + begin / SAMPLER_BLOCK : NULL);
     p->at[i] += begin;
+    if (p->glance)
+        pick(p->glance, p->w.x, p->w.n, begin, w.n);
 }
 
-float sampler_spread_max(const struct sampler_spread *s, const float *x, int n, int *at)
+float sampler_spread_max(const struct sampler_spread *s, const float *x, int n, int *at,
+                         const struct sampler_glance *glance)
 {
-    if (!s->pool)
-        return s->ops->max(x, n, at);
-    struct pass p = {.ops = s->ops, .x = x, .n = n};
+    if (!s->pool) {
+        float max = s->ops->max(x, n, at, glance ? glance->peak : NULL);
+        if (glance)
+            pick(glance, x, n, 0, n);
+        return max;
+    }
+    struct pass p = {.ops = s->ops, .w = {.x = x, .n = n}, .glance = glance};
     int n_piece = pieces(&p), first = 0;
     pool_run(s->pool, n_piece, max_piece, &p);
     for (int i = 1; i < n_piece; i++)
@@ -57,28 +81,7 @@ float sampler_spread_max(const struct sampler_spread *s, const float *x, int n, 
     return p.best[first];
 }
 
-/* Element i of a sample is weight i * n / n_sample: those of them among the n_here weights from `begin` on.
- */
-static void pick(const struct pass *p, int begin, int n_here)
-{
-    int64_t n = p->n, n_sample = p->n_sample;
-    int64_t first = (begin * n_sample + n - 1) / n;
-    for (int64_t i = first, at; i < n_sample && (at = i * n / n_sample) < begin + n_here; i++)
-        p->sample[i] = p->e[at];
-}
-
-static void weigh_piece(void *arg, int i, int worker)
-{
-    (void)worker;
-    const struct pass *p = arg;
-    int n, begin = piece_at(p, i, &n);
-    p->ops->weigh(p->x + begin, n, p->max, p->scale, p->least, p->e ? p->e + begin : NULL,
-                  p->sum + begin / SAMPLER_BLOCK);
-    if (p->sample)
-        pick(p, begin, n);
-}
-
-static double total_of(const double *sum, int n)
+double sampler_total(const double *sum, int n)
 {
     double total = 0;
     for (int b = 0; b < sampler_blocks(n); b++)
@@ -86,70 +89,44 @@ static double total_of(const double *sum, int n)
     return total;
 }
 
-double sampler_spread_weigh(const struct sampler_spread *s, const float *x, int n, float max, float scale,
-                            float least, float *e, double *sum, float *sample, int n_sample)
+static void weigh_piece(void *arg, int i, int worker)
 {
-    struct pass p = {.ops = s->ops,
-                     .x = x,
-                     .n = n,
-                     .max = max,
-                     .scale = scale,
-                     .least = least,
-                     .e = e,
-                     .sample = sample,
-                     .n_sample = n_sample,
-                     .sum = sum};
-    if (s->pool) {
-        pool_run(s->pool, pieces(&p), weigh_piece, &p);
-        return total_of(sum, n);
-    }
-    double total = s->ops->weigh(x, n, max, scale, least, e, sum);
-    if (sample)
-        pick(&p, 0, n);
-    return total;
+    (void)worker;
+    const struct pass *p = arg;
+    struct sampler_weights w = weights_of(p, i);
+    p->ops->weigh(w.x, w.n, w.max, w.scale, w.least, NULL, p->to.all + piece_at(p, i) / SAMPLER_BLOCK);
 }
 
-/* Each piece into its own place of e. */
+double sampler_spread_weigh(const struct sampler_spread *s, const struct sampler_weights *w, double *sum)
+{
+    if (!s->pool)
+        return s->ops->weigh(w->x, w->n, w->max, w->scale, w->least, NULL, sum);
+    struct pass p = {.ops = s->ops, .w = *w, .to.all = sum};
+    pool_run(s->pool, pieces(&p), weigh_piece, &p);
+    return sampler_total(sum, w->n);
+}
+
+/* Each piece into its own place of out. */
 static void band_piece(void *arg, int i, int worker)
 {
     (void)worker;
     struct pass *p = arg;
-    int n, begin = piece_at(p, i, &n);
-    double above;
-    p->held[i] =
-        p->ops->band(p->x + begin, n, p->low, p->high, p->e + begin, &above, p->sum + begin / SAMPLER_BLOCK);
+    struct sampler_weights w = weights_of(p, i);
+    int begin = piece_at(p, i), block = begin / SAMPLER_BLOCK;
+    const struct sampler_sums to = {p->to.all + block, p->to.above + block, p->to.held + block};
+    p->held[i] = p->ops->weigh_band(&w, p->low, p->high, p->out + begin, &to);
 }
 
-int sampler_spread_band(const struct sampler_spread *s, const float *w, int n, float low, float high,
-                        float *out, double *above, double *sum)
+int sampler_spread_band(const struct sampler_spread *s, const struct sampler_weights *w, float low,
+                        float high, float *out, const struct sampler_sums *to)
 {
     if (!s->pool)
-        return s->ops->band(w, n, low, high, out, above, sum);
-    struct pass p = {.ops = s->ops, .x = w, .n = n, .low = low, .high = high, .e = out, .sum = sum};
+        return s->ops->weigh_band(w, low, high, out, to);
+    struct pass p = {.ops = s->ops, .w = *w, .low = low, .high = high, .out = out, .to = *to};
     int n_piece = pieces(&p);
     pool_run(s->pool, n_piece, band_piece, &p);
     int held = p.held[0];
-    for (int i = 1, ignored; i < n_piece; held += p.held[i++])
-        memmove(out + held, out + piece_at(&p, i, &ignored), (size_t)p.held[i] * sizeof(*out));
-    *above = total_of(sum, n);
+    for (int i = 1; i < n_piece; held += p.held[i++])
+        memmove(out + held, out + piece_at(&p, i), (size_t)p.held[i] * sizeof(*out));
     return held;
-}
-
-static void split_piece(void *arg, int i, int worker)
-{
-    (void)worker;
-    const struct pass *p = arg;
-    int n, begin = piece_at(p, i, &n);
-    p->ops->split(p->x + begin, n, p->cut, p->sum + begin / SAMPLER_BLOCK, p->n_eq + begin / SAMPLER_BLOCK);
-}
-
-void sampler_spread_split(const struct sampler_spread *s, const float *w, int n, float cut, double *sum,
-                          int32_t *n_eq)
-{
-    if (!s->pool) {
-        s->ops->split(w, n, cut, sum, n_eq);
-        return;
-    }
-    struct pass p = {.ops = s->ops, .x = w, .n = n, .cut = cut, .sum = sum, .n_eq = n_eq};
-    pool_run(s->pool, pieces(&p), split_piece, &p);
 }

@@ -12,15 +12,23 @@ struct sampler_spread {
     struct pool *pool; /* NULL: the caller alone, with ops */
 };
 
-/* As the operations of the same names; sum (sampler_blocks(n)) must be there, and out must not be w. */
-float sampler_spread_max(const struct sampler_spread *s, const float *x, int n, int *at);
-/* Besides, n_sample <= n of the weights, evenly spaced, into sample (or NULL): whoever made them has them
- * near. */
-double sampler_spread_weigh(const struct sampler_spread *s, const float *x, int n, float max, float scale,
-                            float least, float *e, double *sum, float *sample, int n_sample);
-int sampler_spread_band(const struct sampler_spread *s, const float *w, int n, float low, float high,
-                        float *out, double *above, double *sum);
-void sampler_spread_split(const struct sampler_spread *s, const float *w, int n, float cut, double *sum,
-                          int32_t *n_eq);
+#define SAMPLER_SAMPLE 4096 /* a power of two */
+
+/* What is known of a row's logits once somebody has looked at all of them; n >= SAMPLER_SAMPLE. */
+struct sampler_glance {
+    float *sample; /* (SAMPLER_SAMPLE) some of them, evenly spaced: number i is x[i * n / SAMPLER_SAMPLE] */
+    float *peak;   /* (sampler_blocks(n)) the largest of each block */
+};
+
+/* The largest, as max; *glance, unless NULL: whoever looks at logits has them near. */
+float sampler_spread_max(const struct sampler_spread *s, const float *x, int n, int *at,
+                         const struct sampler_glance *glance);
+/* The sum of the weights, and of those of each block into sum. */
+double sampler_spread_weigh(const struct sampler_spread *s, const struct sampler_weights *w, double *sum);
+/* As weigh_band. */
+int sampler_spread_band(const struct sampler_spread *s, const struct sampler_weights *w, float low,
+                        float high, float *out, const struct sampler_sums *to);
+/* Of sums of blocks, those of n floats. */
+double sampler_total(const double *sum, int n);
 
 #endif

@@ -2,10 +2,11 @@
 
 #include <string.h>
 
-#define FEW_ROWS GEMM_BLOCK_TILE /* so many are copied by each item, not by a run of the pool */
-#define ITEM_ROWS \
-    GEMM_BLOCK_ROW /* and so many where there are more jobs than threads, and few items of each */
-#define GRAIN 16   /* rows that make a ticket worth drawing */
+/* So many rows are copied by each item, not by a run of the pool; and so many where there is a job or more
+ * for each thread, and therefore few items that would copy the same rows. */
+#define FEW_ROWS  GEMM_BLOCK_TILE
+#define ITEM_ROWS GEMM_BLOCK_ROW
+#define GRAIN     16 /* rows that make a ticket worth drawing */
 
 const struct gemm_blocks *gemm_blocks_for(const struct gemm_table *table, enum compute mode,
                                           const struct gemm_job *j)

@@ -76,3 +76,18 @@ for r in engine:
 print("%d cliffs, %d engine points" % (len(falls), len(engine)))
 PY
 expect_status 1 "$NYBBLE" bench model --engine --prompt 0 --gen 1 --tokenizer "$WORK/none"
+expect_status 2 "$NYBBLE" bench load --load-format dummy
+expect_status 0 "$NYBBLE" bench load --repeat 2 --json
+python3 - "$WORK/out" <<'PY'
+import json, sys
+warm, cold = json.load(open(sys.argv[1]))["results"]
+assert (warm["from"], cold["from"]) == ("page cache", "disk")
+for r in warm, cold:
+    assert len(r["run_seconds"]) == 2 and r["seconds"] == min(r["run_seconds"]), r
+    assert abs(r["gbs"] * r["seconds"] * 1e9 / r["tensor_bytes"] - 1) < 1e-6, r
+    assert r["copy_gbs"] > 0 and r["copy_fresh_gbs"] > 0, r
+# The files are copied from the page cache where they are read from it, the disk is measured where it is read.
+assert warm["copy_cached_gbs"] > 0 and "disk_gbs" not in warm, warm
+assert cold["disk_gbs"] > 0 and "copy_cached_gbs" not in cold, cold
+print("page cache %.2f of %.2f GB/s" % (warm["gbs"], warm["copy_cached_gbs"]))
+PY

@@ -573,6 +573,8 @@ class Bench(unittest.TestCase):
                      ("--extra-body", "{"), ("--request-rate", "0"), ("--metadata", "x"), ("--port", "0"), ("word",),
                      ("--unknown",)):
             self.call(*args, status=2)
+        for url in ("ftp://x", "127.0.0.1:8180", ""):
+            self.assertIn("http://HOST:PORT", self.call("--base-url", url, status=2).stderr)
         self.assertIn("--dataset-path", self.call("--dataset-name", "sonnet", status=1).stderr)
 
 

@@ -1,19 +1,10 @@
 /* The sampler against a plain reference that sorts everything in float64: which tokens are possible, how
  * often each comes (chi-square on fixed seeds), penalties, bans, logprobs. And the generator's published
  * vectors. */
-#include "test.h"
-
-#include <math.h>
 #include <time.h>
 
-#include "engine/nucleus.h"
 #include "engine/rng.h"
-#include "engine/sampler.h"
-
-#define VOCAB_MAX 4096
-
-static const struct params plain = {
-    .temperature = 1, .top_p = 1, .repetition = 1, .n_logprob = -1, .n_prompt_logprob = -1};
+#include "unit/sampler_case.h"
 
 /* ---- reference ------------------------------------------------------------------------------------- */
 
@@ -82,21 +73,6 @@ static double chi_square_z(const int *count, const double *prob, int n, int draw
         return 0;
     double v = 2 / (9 * dof);
     return (cbrt(chi / dof) - (1 - v)) / sqrt(v);
-}
-
-static void random_logits(float *x, int n, float spread, uint64_t *rng)
-{
-    for (int i = 0; i < n; i++)
-        x[i] = spread * (test_random_float(rng) + test_random_float(rng));
-}
-
-static int32_t draw(struct sampler *s, const struct params *p, const float *logits, int vocab, int n_out)
-{
-    static float row[VOCAB_MAX];
-    static int32_t out[1 << 17];
-    memcpy(row, logits, (size_t)vocab * sizeof(*row));
-    const struct sampler_input in = {.p = p, .out = out, .n_out = n_out, .logits = row};
-    return sampler_row(s, 0, &in, NULL);
 }
 
 /* ---- tests ------------------------------------------------------------------------------------------ */
@@ -258,7 +234,7 @@ static void test_sampler_same_seed_same_token_whatever_the_worker(void **state)
     sampler_close(s);
 }
 
-/* A row whose passes a pool shares out: the same token, and the same weights in its place. */
+/* A row whose passes a pool shares out: the same token, and the same logits afterwards. */
 static void test_sampler_shares_out_a_long_row(void **state)
 {
     (void)state;
@@ -463,236 +439,6 @@ static void test_sampler_refuses_logits_that_leave_nothing(void **state)
     sampler_close(s);
 }
 
-/* ---- every level ------------------------------------------------------------------------------------ */
-
-#define N_LARGE                                                                                \
-    40009 /* long enough that the nucleus looks at a sample first, and no multiple of anything \
-           */
-
-enum {
-    ROW_RANDOM,
-    ROW_PEAKED,
-    ROW_EQUAL,
-    ROW_SPIKE,
-    ROW_MASKED,
-    ROW_DENORMAL,
-    ROW_HUGE,
-    ROW_TWO,
-    ROW_UP,
-    ROW_NAN,
-    N_ROW
-};
-
-static void adversarial_row(float *x, int n, int kind)
-{
-    uint64_t rng = 100 + (uint64_t)kind;
-    for (int i = 0; i < n; i++) {
-        float a = test_random_float(&rng), b = test_random_float(&rng);
-        switch (kind) {
-        case ROW_RANDOM:
-            x[i] = a + b;
-            break;
-        case ROW_PEAKED:
-            x[i] = 20 * a * b * b * b * b;
-            break;
-        case ROW_EQUAL:
-            x[i] = 1.5f;
-            break;
-        case ROW_SPIKE:
-            x[i] = i == n / 2 ? 9 : -2;
-            break;
-        case ROW_MASKED:
-            x[i] = a > -0.999f ? -INFINITY : b;
-            break;
-        case ROW_DENORMAL:
-            x[i] = a * 1e-39f;
-            break;
-        case ROW_HUGE:
-            x[i] = a * 3e38f;
-            break;
-        case ROW_TWO:
-            x[i] = i % 3 ? 0 : 0.5f;
-            break;
-        case ROW_UP:
-            x[i] = (float)i / (float)n * 10;
-            break;
-        default:
-            x[i] = i % 2 ? NAN : 3 * a;
-            break;
-        }
-    }
-}
-
-/* Each pass of each level against that of the plainest, bit for bit, on lengths around every block. */
-static void test_sampler_passes_have_the_same_bits_on_every_level(void **state)
-{
-    (void)state;
-    const int length[] = {1, 3, 15, 16, 17, 63, 64, 511, 512, 513, 1100, N_LARGE};
-    float *x = malloc(N_LARGE * sizeof(float)), *e[2], *band[2];
-    for (int i = 0; i < 2; i++) {
-        e[i] = malloc(N_LARGE * sizeof(float));
-        band[i] = malloc((N_LARGE + SAMPLER_SLACK) * sizeof(float));
-        assert_non_null(e[i]);
-        assert_non_null(band[i]);
-    }
-    assert_non_null(x);
-    for (int level = CPU_SCALAR + 1; level <= (int)cpu_detect(); level++)
-        for (int kind = 0; kind < N_ROW; kind++)
-            for (size_t l = 0; l < sizeof(length) / sizeof(length[0]); l++) {
-                const struct sampler_ops *op[2] = {sampler_ops_at(CPU_SCALAR),
-                                                   sampler_ops_at((enum cpu_level)level)};
-                int n = length[l], at[2], next[2], before[2], held[2];
-                double total[2], mass[2], above[2], sum[2][N_LARGE / SAMPLER_BLOCK + 1];
-                int32_t n_eq[2][N_LARGE / SAMPLER_BLOCK + 1];
-                float max[2];
-                size_t n_block = (size_t)sampler_blocks(n);
-                adversarial_row(x, n, kind);
-                for (int i = 0; i < 2; i++)
-                    max[i] = op[i]->max(x, n, &at[i]);
-                assert_memory_equal(&max[0], &max[1], sizeof(float));
-                assert_int_equal(at[0], at[1]);
-                if (!isfinite(max[0]))
-                    continue;
-                for (int i = 0; i < 2; i++) {
-                    total[i] = op[i]->weigh(x, n, max[0], 1.25f, 1e-3f, e[i], sum[i]);
-                    before[i] = op[i]->count_before(x, n, n * 2 / 3);
-                    next[i] = op[i]->next_above(x, n, 0, max[0] - 0.01f);
-                }
-                assert_memory_equal(e[0], e[1], (size_t)n * sizeof(float));
-                assert_memory_equal(sum[0], sum[1], n_block * sizeof(double));
-                assert_memory_equal(&total[0], &total[1], sizeof(double));
-                assert_int_equal(before[0], before[1]);
-                assert_int_equal(next[0], next[1]);
-                for (int i = 0; i < 2; i++) {
-                    float cut = e[0][n / 2];
-                    mass[i] = op[i]->mass_from(e[0], n, cut);
-                    op[i]->split(e[0], n, cut, sum[i], n_eq[i]);
-                }
-                assert_memory_equal(&mass[0], &mass[1], sizeof(double));
-                assert_memory_equal(sum[0], sum[1], n_block * sizeof(double));
-                assert_memory_equal(n_eq[0], n_eq[1], n_block * sizeof(int32_t));
-                for (int i = 0; i < 2; i++)
-                    held[i] = op[i]->band(e[0], n, 0.1f, 0.7f, band[i], &above[i], sum[i]);
-                assert_memory_equal(sum[0], sum[1], n_block * sizeof(double));
-                assert_memory_equal(&above[0], &above[1], sizeof(double));
-                assert_int_equal(held[0], held[1]);
-                assert_memory_equal(band[0], band[1], (size_t)held[0] * sizeof(float));
-            }
-    for (int i = 0; i < 2; i++) {
-        free(e[i]);
-        free(band[i]);
-    }
-    free(x);
-}
-
-/* The weights against float64, to the roundings of their exponents; the nucleus: large enough, and too small
- * without its least. */
-static void test_sampler_nucleus_is_the_smallest_in_float64(void **state)
-{
-    (void)state;
-    const float share[] = {1e-6f, 0.1f, 0.5f, 0.9f, 0.95f, 0.999f};
-    float *x = malloc(N_LARGE * sizeof(float)), *w = malloc(N_LARGE * sizeof(float));
-    float *band = malloc((N_LARGE + SAMPLER_SLACK) * sizeof(float)), sample[2][NUCLEUS_SAMPLE];
-    double sum[N_LARGE / SAMPLER_BLOCK + 1];
-    assert_true(x && w && band);
-    const struct sampler_ops *ops = sampler_ops_at(cpu_level());
-    struct pool *pool;
-    assert_int_equal(pool_open(&pool, 3, NULL), NYB_OK);
-    const struct sampler_spread alone = {ops, NULL}, shared = {ops, pool};
-    for (int kind = 0; kind < N_ROW; kind++)
-        for (int n = 300; n <= N_LARGE; n += N_LARGE - 300) {
-            int at;
-            adversarial_row(x, n, kind);
-            float max = ops->max(x, n, &at);
-            if (!isfinite(max))
-                continue;
-            assert_true(x[at] == max);
-            float *wanted[2] = {nucleus_wants_sample(n) ? sample[0] : NULL,
-                                nucleus_wants_sample(n) ? sample[1] : NULL};
-            double total =
-                sampler_spread_weigh(&shared, x, n, max, 1.25f, 0, w, sum, wanted[1], NUCLEUS_SAMPLE);
-            double again =
-                sampler_spread_weigh(&alone, x, n, max, 1.25f, 0, w, sum, wanted[0], NUCLEUS_SAMPLE);
-            assert_true(total == again);
-            if (wanted[0])
-                assert_memory_equal(sample[0], sample[1], sizeof(sample[0]));
-            double exact = 0;
-            for (int i = 0; i < n; i++) {
-                double z = isnan(x[i]) ? -INFINITY : ((double)x[i] - (double)max) * 1.25, e = exp(z);
-                exact += e;
-                if (fabs((double)w[i] - e) > 2e-7 * (1 - z) * e + 3e-38 && z > -INFINITY)
-                    fail_msg("row %d: weight %d is %g, not %g", kind, i, (double)w[i], e);
-            }
-            assert_true(fabs(total - exact) < 2e-6 * exact);
-            for (size_t k = 0; k < sizeof(share) / sizeof(share[0]); k++) {
-                double target = total * (double)share[k], above = 0, equal = 0;
-                float cut = nucleus_cut(&alone, w, n, sample[0], total, target, band, sum);
-                assert_true(cut == nucleus_cut(&shared, w, n, sample[1], total, target, band, sum));
-                for (int i = 0; i < n; i++) {
-                    above += w[i] > cut ? (double)w[i] : 0;
-                    equal += w[i] == cut ? (double)w[i] : 0;
-                }
-                if (above > target + 1e-6 * total || above + equal < target - 1e-6 * total)
-                    fail_msg("row %d, n %d, top_p %g: %g above %g and %g at it, wanted %g", kind, n,
-                             (double)share[k], above, (double)cut, equal, target);
-            }
-        }
-    pool_close(pool);
-    free(x);
-    free(w);
-    free(band);
-}
-
-/* Tokens and logprobs on every level. */
-static void test_sampler_answers_do_not_depend_on_the_level(void **state)
-{
-    (void)state;
-    enum { TOP = 5, DRAWS = 4 };
-    float *x = malloc(N_LARGE * sizeof(float)), *row = malloc(N_LARGE * sizeof(float));
-    assert_true(x && row);
-    struct sampler *s;
-    assert_int_equal(sampler_open(&s, N_LARGE, 1, NULL), NYB_OK);
-    int32_t allowed[] = {0, 7, 20000, N_LARGE - 1};
-    struct params mode[6];
-    for (int m = 0; m < 6; m++) {
-        mode[m] = plain;
-        mode[m].seed = 77;
-        mode[m].n_logprob = m == 3 ? -1 : TOP;
-    }
-    mode[0].temperature = 0;
-    mode[2].top_p = mode[3].top_p = mode[4].top_p = 0.95f;
-    mode[3].min_p = 0.02f;
-    mode[4].top_k = 200;
-    mode[5].allowed = allowed;
-    mode[5].n_allowed = 4;
-    int distinct = 0;
-    for (int kind = 0; kind < N_ROW; kind++)
-        for (int m = 0; m < 6; m++)
-            for (int d = 0; d < DRAWS; d++) {
-                struct nyb_logprob first[1 + TOP] = {{0}}, lp[1 + TOP] = {{0}};
-                int32_t token = 0, out[DRAWS] = {0};
-                adversarial_row(x, N_LARGE, kind);
-                for (int level = CPU_SCALAR; level <= (int)cpu_detect(); level++) {
-                    memcpy(row, x, N_LARGE * sizeof(float));
-                    const struct sampler_input in = {.p = &mode[m], .out = out, .n_out = d, .logits = row};
-                    sampler_use(s, (enum cpu_level)level);
-                    int32_t t = sampler_row(s, 0, &in, level == CPU_SCALAR ? first : lp);
-                    token = level == CPU_SCALAR ? t : token;
-                    assert_int_equal(t, token);
-                    for (int i = 0; level > CPU_SCALAR && mode[m].n_logprob >= 0 && t >= 0 && i <= TOP; i++) {
-                        assert_int_equal(lp[i].token, first[i].token);
-                        assert_int_equal(lp[i].rank, first[i].rank);
-                        assert_memory_equal(&lp[i].logprob, &first[i].logprob, sizeof(float));
-                    }
-                }
-                distinct += token > 0;
-            }
-    assert_true(distinct > N_ROW * 6 * DRAWS / 2);
-    sampler_close(s);
-    free(x);
-    free(row);
-}
-
 /* At the size of real vocabularies: right against the reference's threshold, and a printed time. */
 static void test_sampler_large_vocabulary(void **state)
 {
@@ -758,9 +504,6 @@ int main(void)
         cmocka_unit_test(test_sampler_bans),
         cmocka_unit_test(test_sampler_logprobs_are_of_the_raw_logits),
         cmocka_unit_test(test_sampler_refuses_logits_that_leave_nothing),
-        cmocka_unit_test(test_sampler_passes_have_the_same_bits_on_every_level),
-        cmocka_unit_test(test_sampler_nucleus_is_the_smallest_in_float64),
-        cmocka_unit_test(test_sampler_answers_do_not_depend_on_the_level),
         cmocka_unit_test(test_sampler_large_vocabulary),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,17 +17,18 @@
     } while (0)
 #define FOLDED_PAIR_W(tile, p, h) TILE_LOAD(tile, folded_tile(&w[p], h), line)
 
-/* Tile h, number z of its step. Tiles 0 .. 3: sums (row tile, panel); 4, 5: x; 6, 7: weights. */
+/* Tile h, number z of its step. Tiles 0 .. 3: sums (row tile, panel); 4, 5: x; 6, 7: weights. Loads come
+ * first, all together: on a core with two busy threads a load behind a product seems to wait for it. */
 #define FOLDED_PAIR_TURN_2(h, z)           \
     do {                                   \
         FOLDED_PAIR_W(6, 0, h);            \
         FOLDED_LOAD_X(4, 0, h);            \
+        FOLDED_PAIR_W(7, 1, h);            \
+        FOLDED_LOAD_X(5, 1, h);            \
         TILE_DPBF16(0, 4, 6);              \
         FOLDED_PAIR_SHARE(4 * (z), 8);     \
-        FOLDED_PAIR_W(7, 1, h);            \
         TILE_DPBF16(1, 4, 7);              \
         FOLDED_PAIR_SHARE(4 * (z) + 1, 8); \
-        FOLDED_LOAD_X(5, 1, h);            \
         TILE_DPBF16(2, 5, 6);              \
         FOLDED_PAIR_SHARE(4 * (z) + 2, 8); \
         TILE_DPBF16(3, 5, 7);              \

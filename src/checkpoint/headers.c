@@ -1,0 +1,141 @@
+#include "checkpoint/headers.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+
+#define THREADS 8 /* at most: parsed headers take some 30 bytes for each of the file's */
+
+enum state { WAITING, BEGUN, DONE, TAKEN };
+
+struct header {
+    enum state state;
+    struct ckpt_file file;
+    struct safetensors st;
+    enum nyb_code code;
+    struct nyb_err err;
+};
+
+struct headers {
+    int n, next;
+    struct header *header; /* (n) */
+    pthread_mutex_t lock;  /* guards next and states; what is DONE is nobody's until it is TAKEN */
+    pthread_cond_t done;
+    pthread_t thread[THREADS];
+    int n_thread;
+};
+
+/* O_NONBLOCK: opening a pipe must not wait for its other end; regular files ignore it. */
+static enum nyb_code open_file(struct ckpt_file *f, struct nyb_err *err)
+{
+    struct stat st;
+    if (f->fd < 0)
+        f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (f->fd < 0)
+        return err_at(err, errno == ENOENT ? NYB_E_NOT_FOUND : NYB_E_IO, f->path, -1, "cannot open: %s",
+                      strerror(errno));
+    if (fstat(f->fd, &st) < 0)
+        return err_at(err, NYB_E_IO, f->path, -1, "cannot stat: %s", strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return err_at(err, NYB_E_FORMAT, f->path, -1, "is not a regular file");
+    f->size = (uint64_t)st.st_size;
+    return NYB_OK;
+}
+
+static enum nyb_code read_header(struct ckpt_file *f, struct safetensors *st, struct nyb_err *err)
+{
+    TRY(open_file(f, err));
+    return safetensors_read(st, f->fd, f->path, f->size, err);
+}
+
+/* Locked on entry and on exit. */
+static void do_header(struct headers *h, struct header *one)
+{
+    one->state = BEGUN;
+    pthread_mutex_unlock(&h->lock);
+    one->code = read_header(&one->file, &one->st, &one->err);
+    pthread_mutex_lock(&h->lock);
+    one->state = DONE;
+    pthread_cond_broadcast(&h->done);
+}
+
+static void *run(void *arg)
+{
+    struct headers *h = arg;
+    pthread_mutex_lock(&h->lock);
+    while (h->next < h->n) {
+        struct header *one = &h->header[h->next++];
+        if (one->state == WAITING)
+            do_header(h, one);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return NULL;
+}
+
+void headers_start(struct headers **out, const char *folder, const struct index_set *set)
+{
+    struct headers *h = mem_alloc(1, sizeof(*h));
+    h->n = set->n_file;
+    h->header = mem_alloc((size_t)h->n + 1, sizeof(*h->header));
+    for (int i = 0; i < h->n; i++)
+        h->header[i].file = (struct ckpt_file){.path = path_join(folder, set->file[i]), .fd = -1};
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_cond_init(&h->done, NULL);
+    /* Where there are no threads to be had, headers are parsed as they are taken. */
+    while (h->n_thread < THREADS && h->n_thread < h->n &&
+           pthread_create(&h->thread[h->n_thread], NULL, run, h) == 0)
+        h->n_thread++;
+    *out = h;
+}
+
+enum nyb_code headers_take(struct headers *h, struct ckpt_file *file, struct safetensors *st,
+                           struct nyb_err *err)
+{
+    struct header *one = NULL;
+    for (int i = 0; i < h->n && !one; i++)
+        one = strcmp(h->header[i].file.path, file->path) == 0 ? &h->header[i] : NULL;
+    if (!one || file->fd >= 0)
+        return read_header(file, st, err);
+    pthread_mutex_lock(&h->lock);
+    if (one->state == WAITING)
+        do_header(h, one);
+    while (one->state == BEGUN)
+        pthread_cond_wait(&h->done, &h->lock);
+    ASSERT(one->state == DONE);
+    one->state = TAKEN;
+    pthread_mutex_unlock(&h->lock);
+    file->fd = one->file.fd;
+    file->size = one->file.size;
+    *st = one->st;
+    if (one->code != NYB_OK)
+        *err = one->err;
+    return one->code;
+}
+
+void headers_stop(struct headers *h)
+{
+    pthread_mutex_lock(&h->lock);
+    h->next = h->n;
+    pthread_mutex_unlock(&h->lock);
+    for (int i = 0; i < h->n_thread; i++)
+        pthread_join(h->thread[i], NULL);
+    for (int i = 0; i < h->n; i++) {
+        struct header *one = &h->header[i];
+        if (one->state == DONE && one->code == NYB_OK)
+            safetensors_free(&one->st);
+        if (one->state == DONE && one->file.fd >= 0)
+            close(one->file.fd);
+        free(one->file.path);
+    }
+    pthread_cond_destroy(&h->done);
+    pthread_mutex_destroy(&h->lock);
+    free(h->header);
+    free(h);
+}

@@ -184,7 +184,7 @@ struct nyb_sampling {
     bool ignore_eos;
     bool keep_special_tokens; /* show special tokens in the text                                 */
     bool include_stop;        /* keep the stop string, or the stop token, in the text            */
-    const char *const *stop;  /* (n_stop) at most 4, not empty                                   */
+    const char *const *stop;  /* (n_stop) at most 64, not empty                                  */
     int n_stop;
     const int32_t *stop_token; /* (n_stop_token) */
     int n_stop_token;

@@ -4,7 +4,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/err.h"
 #include "base/mem.h"
@@ -23,17 +22,15 @@ void arena_init(struct arena *a, size_t chunk_bytes)
     *a = (struct arena){.chunk_bytes = chunk_bytes < 4096 ? 4096 : chunk_bytes};
 }
 
-/* Of several large pages it is made of such, where the kernel has them: activations are written a line here
- * and a line there. */
+/* What takes several large pages fills them (mem_try_aligned makes it of such): activations are written a
+ * line here and a line there. */
 static void push_chunk(struct arena *a, size_t cap)
 {
     bool large = cap >= 2 * HUGE;
     size_t unit = large ? HUGE : ALIGN, bytes = (sizeof(struct arena_chunk) + cap + unit - 1) / unit * unit;
-    struct arena_chunk *c = aligned_alloc(unit, bytes);
+    struct arena_chunk *c = mem_try_aligned(bytes);
     if (!c)
         mem_grow(NULL, SIZE_MAX, 2); /* dies with the usual message */
-    if (large)
-        madvise(c, bytes, MADV_HUGEPAGE); /* best effort */
     cap = bytes - sizeof(*c);
     c->next = a->head;
     c->cap = cap;

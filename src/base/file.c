@@ -46,6 +46,8 @@ enum nyb_code file_read_all(const char *path, size_t max, char **data, size_t *l
         code = err_at(err, NYB_E_MEMORY, path, -1, "no memory for its %lld bytes", (long long)st.st_size);
     else
         code = file_read_at(fd, path, 0, text, (size_t)st.st_size, err);
+    if (code == NYB_OK && file_is_lfs_pointer(text, (size_t)st.st_size))
+        code = err_at(err, NYB_E_FORMAT, path, -1, FILE_IS_LFS_POINTER);
     close(fd);
     if (code != NYB_OK) {
         free(text);
@@ -54,6 +56,12 @@ enum nyb_code file_read_all(const char *path, size_t max, char **data, size_t *l
     *data = text;
     *len = (size_t)st.st_size;
     return NYB_OK;
+}
+
+bool file_is_lfs_pointer(const void *start, size_t n)
+{
+    static const char first[] = "version https://git-lfs";
+    return n >= strlen(first) && !memcmp(start, first, strlen(first));
 }
 
 /* A link to nothing exists: to whoever asks, a broken file is not the same as none. */

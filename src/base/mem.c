@@ -1,5 +1,6 @@
 #include "base/mem.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -48,8 +49,11 @@ void *mem_try_aligned(size_t bytes)
         return NULL;
     padded &= ~(unit - 1);
     void *p = aligned_alloc(unit, padded ? padded : unit);
-    if (p && large)
+    if (p && large) {
+        int saved = errno;                 /* callers may be about to report another call's */
         madvise(p, padded, MADV_HUGEPAGE); /* best effort */
+        errno = saved;
+    }
     return p;
 }
 

@@ -1,22 +1,18 @@
 #include "checkpoint/checkpoint.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/arena.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "checkpoint/index.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/headers.h"
 
 #define UNUSED_SHOWN 4 /* names in the line about unused tensors */
 
@@ -27,31 +23,13 @@ static int by_name(const void *a, const void *b)
     return order ? order : (x->file > y->file) - (x->file < y->file);
 }
 
-/* O_NONBLOCK: opening a pipe must not wait for its other end; regular files ignore it. */
-static enum nyb_code open_file(struct ckpt_file *f, struct nyb_err *err)
-{
-    struct stat st;
-    if (f->fd < 0)
-        f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (f->fd < 0)
-        return err_at(err, errno == ENOENT ? NYB_E_NOT_FOUND : NYB_E_IO, f->path, -1, "cannot open: %s",
-                      strerror(errno));
-    if (fstat(f->fd, &st) < 0)
-        return err_at(err, NYB_E_IO, f->path, -1, "cannot stat: %s", strerror(errno));
-    if (!S_ISREG(st.st_mode))
-        return err_at(err, NYB_E_FORMAT, f->path, -1, "is not a regular file");
-    f->size = (uint64_t)st.st_size;
-    return NYB_OK;
-}
-
 /* Append the tensors of file number `file`. Their names move into the arena. */
-static enum nyb_code add_tensors(struct ckpt *c, int file, struct nyb_err *err)
+static enum nyb_code add_tensors(struct ckpt *c, struct headers *h, int file, struct nyb_err *err)
 {
     struct ckpt_file *f = &c->file[file];
     struct safetensors st;
 
-    TRY(open_file(f, err));
-    TRY(safetensors_read(&st, f->fd, f->path, f->size, err));
+    TRY(headers_take(h, f, &st, err));
     if (st.n_tensor > INT_MAX - c->n_tensor) {
         safetensors_free(&st);
         return err_at(err, NYB_E_FORMAT, f->path, -1, "the checkpoint has too many tensors");
@@ -111,13 +89,14 @@ static enum nyb_code sort_tensors(struct ckpt *c, struct nyb_err *err)
     return check_duplicates(c, err);
 }
 
-static enum nyb_code open_all(struct ckpt *c, const struct index_set *set, struct nyb_err *err)
+static enum nyb_code open_all(struct ckpt *c, struct headers *h, const struct index_set *set,
+                              struct nyb_err *err)
 {
     c->file = mem_alloc((size_t)set->n_file, sizeof *c->file);
     for (int i = 0; i < set->n_file; i++) {
         c->file[i] = (struct ckpt_file){.path = path_join(c->folder, set->file[i]), .fd = -1};
         c->n_file++;
-        TRY(add_tensors(c, i, err));
+        TRY(add_tensors(c, h, i, err));
     }
     TRY(sort_tensors(c, err));
     return set->weight_map ? check_weight_map(c, set->weight_map, err) : NYB_OK;
@@ -138,7 +117,10 @@ enum nyb_code ckpt_open_fd(struct ckpt **out, int fd, const char *name, struct n
     c->file = mem_alloc(1, sizeof *c->file);
     c->file[0] = (struct ckpt_file){.path = mem_strdup(name), .fd = fd};
     c->n_file = 1;
-    enum nyb_code code = add_tensors(c, 0, err);
+    struct headers *none;
+    headers_start(&none, name, &(struct index_set){0});
+    enum nyb_code code = add_tensors(c, none, 0, err);
+    headers_stop(none);
     if (code == NYB_OK)
         code = sort_tensors(c, err);
     if (code != NYB_OK) {
@@ -151,13 +133,20 @@ enum nyb_code ckpt_open_fd(struct ckpt **out, int fd, const char *name, struct n
 
 enum nyb_code ckpt_open(struct ckpt **out, const char *folder, struct nyb_err *err)
 {
-    struct index_set set;
+    struct index_set set, likely;
+    struct headers *h;
+    struct ckpt *c = make(folder);
 
     *out = NULL;
-    TRY(index_read(&set, folder, err));
-    struct ckpt *c = make(folder);
-    enum nyb_code code = open_all(c, &set, err);
-    index_free(&set);
+    index_guess(&likely, folder);
+    headers_start(&h, folder, &likely);
+    enum nyb_code code = index_read(&set, folder, err);
+    if (code == NYB_OK) {
+        code = open_all(c, h, &set, err);
+        index_free(&set);
+    }
+    headers_stop(h);
+    index_free(&likely);
 #ifdef __GLIBC__
     malloc_trim(0); /* the JSON of a large header leaves 100 MB behind, which the weights will need */
 #endif

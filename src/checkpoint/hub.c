@@ -133,9 +133,11 @@ static enum nyb_code find_in_caches(char **folder, const char *id, struct nyb_er
             return NYB_OK;
         }
     }
-    enum nyb_code code = err_at(err, NYB_E_NOT_FOUND, id, -1,
-                                "is neither a folder nor in a local Hugging Face cache (searched: %s)",
-                                searched.len ? searched.data : "none, since HOME and HF_HOME are not set");
+    enum nyb_code code =
+        err_at(err, NYB_E_NOT_FOUND, id, -1,
+               "is neither a folder nor in a local Hugging Face cache (searched: %.300s); nothing is "
+               "downloaded here, `hf download %.200s` puts it there",
+               searched.len ? searched.data : "none, since HOME and HF_HOME are not set", id);
     buf_free(&searched);
     return code;
 }

@@ -15,6 +15,7 @@ struct parse {
     struct nyb_err *err;
 };
 
+#define LFS_SEEN     32 /* bytes that tell a pointer of Git LFS */
 #define FAIL(p, ...) err_at((p)->err, NYB_E_FORMAT, (p)->path, -1, __VA_ARGS__)
 
 static enum nyb_code parse_shape(const struct parse *p, struct ckpt_tensor *t, const json_t *shape)
@@ -192,7 +193,7 @@ enum nyb_code safetensors_parse(struct safetensors *st, const char *json, size_t
 enum nyb_code safetensors_read(struct safetensors *st, int fd, const char *path, uint64_t size,
                                struct nyb_err *err)
 {
-    uint8_t raw[8];
+    uint8_t raw[8], start[LFS_SEEN];
     uint64_t len = 0;
 
     *st = (struct safetensors){0};
@@ -203,6 +204,11 @@ enum nyb_code safetensors_read(struct safetensors *st, int fd, const char *path,
     TRY(file_read_at(fd, path, 0, raw, sizeof raw, err));
     for (int i = 0; i < 8; i++)
         len |= (uint64_t)raw[i] << (8 * i);
+    if (len > size - sizeof raw && size >= sizeof start) {
+        TRY(file_read_at(fd, path, 0, start, sizeof start, err));
+        if (file_is_lfs_pointer(start, sizeof start))
+            return err_at(err, NYB_E_FORMAT, path, -1, FILE_IS_LFS_POINTER);
+    }
     if (len > size - sizeof raw)
         return err_at(err, NYB_E_FORMAT, path, 0, "the header claims %llu bytes, but the file has only %llu",
                       (unsigned long long)len, (unsigned long long)size);

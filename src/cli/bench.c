@@ -46,7 +46,7 @@ int cli_bench(int argc, char **argv)
                           "what to measure is missing: model, update, load, comm, gpus, overlap or serve");
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
         fputs(help, stdout);
-        return cli_close_stdout("bench", 0);
+        return 0;
     }
     for (size_t i = 0; i < COUNT_OF(table); i++) {
         char as[32]; /* getopt's messages begin with it */
@@ -54,7 +54,7 @@ int cli_bench(int argc, char **argv)
             continue;
         snprintf(as, sizeof(as), "nybble bench %s", table[i].name);
         argv[1] = as;
-        return cli_close_stdout("bench", table[i].run(argc - 1, argv + 1));
+        return table[i].run(argc - 1, argv + 1);
     }
     return cli_misuse("bench", "measures model, update, load, comm, gpus, overlap or serve, not \"%s\"",
                       argv[1]);

@@ -272,7 +272,7 @@ static int checkkern_gpu(const struct settings *s)
         cli_fail("checkkern", &err);
     arena_free(&arena);
     checkkern_cuda_close(&g);
-    return cli_close_stdout("checkkern", ok ? 0 : 1);
+    return ok ? 0 : 1;
 }
 
 int cli_checkkern(int argc, char **argv)
@@ -305,5 +305,5 @@ int cli_checkkern(int argc, char **argv)
     }
     arena_free(&arena);
     pool_close(env.pool);
-    return cli_close_stdout("checkkern", ok ? 0 : 1);
+    return ok ? 0 : 1;
 }

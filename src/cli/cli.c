@@ -163,6 +163,7 @@ int cli_close_stdout(const char *name, int status)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))
         return status;
-    fprintf(stderr, "nybble %s: cannot write to standard output: %s\n", name, strerror(errno));
+    fprintf(stderr, "nybble%s%s: cannot write to standard output: %s\n", name ? " " : "", name ? name : "",
+            strerror(errno));
     return status ? status : 1;
 }

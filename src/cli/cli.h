@@ -41,7 +41,8 @@ void cli_progress_update(void *p, uint64_t done,
 void cli_progress_count(struct cli_progress *p, uint64_t done, uint64_t total, const char *unit);
 void cli_progress_end(struct cli_progress *p);
 
-/* Standard output failed (a full disk, a closed pipe): the exit status must say so. */
+/* Standard output failed (a full disk, a closed pipe): the exit status must say so. name: the command, or
+ * NULL. */
 int cli_close_stdout(const char *name, int status);
 
 #endif

@@ -79,8 +79,8 @@ static enum nyb_code evaluate(struct eval *e, struct model *m, const struct tok_
         e->ctx = c->max_position;
     int64_t fit = (int64_t)ids->n / (e->ctx + 1);
     if (fit == 0)
-        return err_at(err, NYB_E_RANGE, e->text_path, -1, "%zu tokens; one window takes %lld", ids->n,
-                      (long long)e->ctx + 1);
+        return err_at(err, NYB_E_RANGE, e->text_path, -1,
+                      "has %zu tokens; one window takes %lld (--ctx and one)", ids->n, (long long)e->ctx + 1);
     if (e->windows == 0 || e->windows > fit)
         e->windows = fit;
     for (size_t i = 0; i < (size_t)(e->windows * (e->ctx + 1)); i++)

@@ -11,7 +11,7 @@
 #include "cli/cli.h"
 #include "cli/common.h"
 #include "cli/inspect_checksum.h"
-#include "fp4/fp4.h"
+#include "cli/inspect_error.h"
 #include "model/config.h"
 
 static const char help[] =
@@ -39,7 +39,7 @@ struct group {
     int layer; /* -1: outside the layers */
     int count;
     uint64_t weights, bytes;
-    double error2, value2; /* sums over quantized weights */
+    struct inspect_error error;
 };
 
 struct inspect {
@@ -94,100 +94,6 @@ static struct group *group_find(struct inspect *in, const char *module, const st
     return g;
 }
 
-/* ---- quantization error -------------------------------------------------------------------------- */
-
-/* Mean square distance of a value spread evenly over the rounding cell of each magnitude: cells end halfway
- * between neighbours, the last one at 6, which is where a block's largest value lies. */
-static const double cell_variance[8] = {
-    0.0625 / 3, 0.0625 / 3,      0.0625 / 3, 0.0625 / 3, (0.125 + 0.015625) / 3 / 0.75,
-    0.25 / 3,   1.125 / 3 / 1.5, 1.0 / 3,
-};
-
-static void estimate_row(struct group *g, const uint8_t *codes, const uint8_t *scales, float global,
-                         int64_t k)
-{
-    static double value2[256], error2[256];
-    if (value2[255] == 0)
-        for (int b = 0; b < 256; b++) {
-            value2[b] = (double)(fp4_e2m1_value[b & 15] * fp4_e2m1_value[b & 15]) +
-                        (double)(fp4_e2m1_value[b >> 4] * fp4_e2m1_value[b >> 4]);
-            error2[b] = cell_variance[b & 7] + cell_variance[b >> 4 & 7];
-        }
-    for (int64_t block = 0; block < k / FP4_GROUP; block++) {
-        double v = 0, e = 0, s = (double)fp4_e4m3_value[scales[block]] * (double)global;
-        for (int i = 0; i < FP4_GROUP / 2; i++) {
-            v += value2[codes[block * FP4_GROUP / 2 + i]];
-            e += error2[codes[block * FP4_GROUP / 2 + i]];
-        }
-        if (v > 0 && isfinite(s)) { /* an all-zero block is exact */
-            g->value2 += v * s * s;
-            g->error2 += e * s * s;
-        }
-    }
-}
-
-static float reference_value(const uint8_t *raw, enum dtype dtype, int64_t i)
-{
-    uint16_t h;
-    float f;
-    if (dtype == DTYPE_F32) {
-        memcpy(&f, raw + 4 * i, 4);
-        return f;
-    }
-    memcpy(&h, raw + 2 * i, 2);
-    return dtype == DTYPE_BF16 ? bf16_to_float(h) : f16_to_float(h);
-}
-
-static enum nyb_code reference_tensor(struct inspect *in, const char *module, int64_t n, int64_t k,
-                                      const struct ckpt_tensor **out, struct nyb_err *err)
-{
-    char *name = mem_printf("%s.weight", module);
-    const struct ckpt_tensor *t = ckpt_find(in->reference, name);
-    enum nyb_code code = NYB_OK;
-    if (!t)
-        code = err_at(err, NYB_E_NOT_FOUND, name, -1, "not in the reference %s", in->reference->folder);
-    else if (t->n_dim != 2 || t->dim[0] != n || t->dim[1] != k ||
-             (t->dtype != DTYPE_BF16 && t->dtype != DTYPE_F16 && t->dtype != DTYPE_F32))
-        code = err_at(err, NYB_E_FORMAT, name, -1,
-                      "the reference must hold (%" PRId64 ", %" PRId64 ") BF16, F16 or F32", n, k);
-    free(name);
-    *out = t;
-    return code;
-}
-
-static enum nyb_code module_error(struct inspect *in, struct group *g, const char *module,
-                                  const struct linear_source *src, struct nyb_err *err)
-{
-    const struct ckpt_tensor *ref = NULL;
-    if (in->reference)
-        TRY(reference_tensor(in, module, src->n, src->k, &ref, err));
-    size_t k = (size_t)src->k, element = ref ? dtype_size(ref->dtype) : 0;
-    uint8_t *codes = mem_alloc(k / 2, 1), *scales = mem_alloc(k / FP4_GROUP, 1), *raw = mem_alloc(k, 4);
-    float *row = mem_alloc(k, sizeof(float));
-    enum nyb_code code = NYB_OK;
-    for (int64_t r = 0; code == NYB_OK && r < src->n; r++) {
-        code = ckpt_read(in->ckpt, src->weight, (uint64_t)r * k / 2, codes, k / 2, err);
-        if (code == NYB_OK)
-            code = ckpt_read(in->ckpt, src->scale, (uint64_t)r * k / FP4_GROUP, scales, k / FP4_GROUP, err);
-        if (code == NYB_OK && !ref)
-            estimate_row(g, codes, scales, src->global_scale, src->k);
-        if (code == NYB_OK && ref) {
-            code = ckpt_read(in->reference, ref, (uint64_t)r * k * element, raw, k * element, err);
-            fp4_dequantize_row(row, codes, scales, src->global_scale, k);
-            for (int64_t i = 0; code == NYB_OK && i < src->k; i++) {
-                double want = (double)reference_value(raw, ref->dtype, i), d = (double)row[i] - want;
-                g->value2 += want * want;
-                g->error2 += d * d;
-            }
-        }
-    }
-    free(codes);
-    free(scales);
-    free(raw);
-    free(row);
-    return code;
-}
-
 /* ---- collecting ---------------------------------------------------------------------------------- */
 
 static bool ends_with(const char *s, const char *tail)
@@ -209,7 +115,7 @@ static enum nyb_code add_module(struct inspect *in, const struct ckpt_tensor *t,
         g->weights += (uint64_t)src.n * (uint64_t)src.k;
         g->bytes += src.weight->bytes + (src.scale ? src.scale->bytes : 0);
         if (src.kind == LINEAR_NVFP4)
-            code = module_error(in, g, module, &src, err);
+            code = inspect_error_add(&g->error, in->ckpt, in->reference, module, &src, err);
     }
     free(module);
     return code;
@@ -253,8 +159,8 @@ static bool layer_error(const struct inspect *in, int layer, double *out)
     double e = 0, v = 0;
     for (int i = 0; i < in->n_group; i++)
         if (in->group[i].layer == layer) {
-            e += in->group[i].error2;
-            v += in->group[i].value2;
+            e += in->group[i].error.error2;
+            v += in->group[i].error.value2;
         }
     *out = v > 0 ? sqrt(e / v) : 0;
     return v > 0;
@@ -290,8 +196,8 @@ static void print_text(const struct inspect *in, const struct model_config *c)
         const struct group *g = &in->group[i];
         char shape[48], error[16] = "";
         snprintf(shape, sizeof(shape), "%" PRId64 "x%" PRId64, g->n, g->k);
-        if (g->value2 > 0)
-            snprintf(error, sizeof(error), "%.2f %%", 100 * sqrt(g->error2 / g->value2));
+        if (g->error.value2 > 0)
+            snprintf(error, sizeof(error), "%.2f %%", 100 * sqrt(g->error.error2 / g->error.value2));
         printf("%-56s %-6s %6d %14s %10.3f %8s\n", g->name, kind_name(g->kind), g->count, shape,
                (double)g->bytes * 1e-6, error);
     }
@@ -317,8 +223,8 @@ static void print_json(const struct inspect *in, const struct model_config *c)
             json_pack("{s:s, s:s, s:i, s:I, s:I, s:I, s:I}", "name", g->name, "type", kind_name(g->kind),
                       "count", g->count, "n", (json_int_t)g->n, "k", (json_int_t)g->k, "weights",
                       (json_int_t)g->weights, "bytes", (json_int_t)g->bytes);
-        if (g->value2 > 0)
-            json_object_set_new(m, "error", json_real(sqrt(g->error2 / g->value2)));
+        if (g->error.value2 > 0)
+            json_object_set_new(m, "error", json_real(sqrt(g->error.error2 / g->error.value2)));
         json_array_append_new(modules, m);
     }
     for (int layer = 0; layer < layer_count(in); layer++) {

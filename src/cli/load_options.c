@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/mem.h"
 #include "cli/cli.h"
@@ -318,6 +319,9 @@ static int check(const struct load_options *s)
     int64_t n = (int64_t)json_array_size(s->servers);
     if (n > 0 && s->base_url)
         return cli_misuse(LOAD_OPTIONS_COMMAND, "--ip-list and --base-url both name the server");
+    if (s->base_url && strncasecmp(s->base_url, "http://", 7) && strncasecmp(s->base_url, "https://", 8))
+        return cli_misuse(LOAD_OPTIONS_COMMAND,
+                          "--base-url takes http://HOST:PORT or https://..., got \"%s\"", s->base_url);
     if (n > 0 && s->concurrency < n)
         return cli_misuse(LOAD_OPTIONS_COMMAND,
                           "--ip-list needs --max-concurrency, at least one for each of the %lld servers",

@@ -1,5 +1,7 @@
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 
@@ -38,8 +40,21 @@ static int run(const struct command *command, int argc, char **argv)
     return command->run(argc, argv);
 }
 
+/* Whoever starts us with one of the three standard streams closed must not have what we print end up in a
+ * file or connection that is opened next. What holds their places cannot be written to. */
+static void hold_standard_streams(void)
+{
+    int fd;
+    do
+        fd = open("/dev/null", O_RDONLY);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
+    hold_standard_streams();
     if (argc < 2) {
         print_help(stderr);
         return 2;
@@ -47,11 +62,11 @@ int main(int argc, char **argv)
     const char *name = argv[1];
     if (!strcmp(name, "--version") || !strcmp(name, "-V") || !strcmp(name, "version")) {
         puts("nybble " NYBBLE_VERSION);
-        return cli_close_stdout("nybble", 0);
+        return cli_close_stdout(NULL, 0);
     }
     if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
         print_help(stdout);
-        return cli_close_stdout("nybble", 0);
+        return cli_close_stdout(NULL, 0);
     }
     for (size_t i = 0; i < N_COMMAND; i++)
         if (!strcmp(name, commands[i].name))

@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "nybble.h"
 
-#define RUN_STOP_MAX 4
+#define RUN_STOP_MAX 64
 
 struct run {
     struct nyb_options options;

@@ -19,7 +19,7 @@ static const char help[] =
     "  --top-p X  --top-k N  --min-p X  --repetition-penalty X\n"
     "  --seed N               the same answer every time\n"
     "  --max-tokens N         longest answer (default: what the context leaves)\n"
-    "  --stop TEXT            end before this text; up to 4 times\n"
+    "  --stop TEXT            end before this text; up to 64 times\n"
     "  --ignore-eos           do not end at the end-of-text token\n"
     "  --stats                tokens and speed on standard error\n"
     "  --chat-template FILE   in place of the checkpoint's\n"

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "cli/cli.h"
 #include "server/server.h"
@@ -13,6 +14,7 @@ static int serve(const struct serve_config *config)
 {
     struct nyb_options options;
     struct nyb_engine *engine;
+    struct server *server;
     struct nyb_err err;
     struct cli_progress bar;
     enum nyb_code code;
@@ -30,15 +32,24 @@ static int serve(const struct serve_config *config)
     }
     options.progress = cli_progress_update;
     options.progress_arg = &bar;
-    cli_progress_start(&bar, "loading");
-    code = nyb_open(&engine, &options, &err);
-    cli_progress_end(&bar);
+    code = server_open(&server, config, &err);
+    if (code == NYB_OK) {
+        uint64_t start_ns = clock_ns();
+        log_info("loading %s", options.model); /* where there is no terminal for a bar */
+        cli_progress_start(&bar, "loading");
+        code = nyb_open(&engine, &options, &err);
+        cli_progress_end(&bar);
+        if (code == NYB_OK)
+            log_info("loaded in %.1f s", (double)(clock_ns() - start_ns) * 1e-9);
+    }
     if (code != NYB_OK) {
+        server_close(server);
         nyb_ranks_close(options.ranks);
         return cli_fail("serve", &err);
     }
-    code = server_run(config, engine, &err);
+    code = server_run(server, engine, &err);
     nyb_close(engine);
+    server_close(server);
     return code == NYB_OK ? 0 : cli_fail("serve", &err);
 }
 

@@ -132,7 +132,7 @@ static enum nyb_code resolve_lists(struct params *p, struct arena *a, const stru
                                    const struct params_context *c, struct nyb_err *err)
 {
     if (in->n_stop < 0 || in->n_stop > PARAMS_STOP_MAX)
-        return refuse_int(err, "stop", "at most 4 strings", in->n_stop);
+        return refuse_int(err, "stop", "at most 64 strings", in->n_stop);
     if (in->n_stop_token < 0 || in->n_stop_token > PARAMS_STOP_TOKEN_MAX)
         return refuse_int(err, "stop_token_ids", "at most 128 ids", in->n_stop_token);
     if (in->n_logit_bias < 0 || in->n_logit_bias > PARAMS_LOGIT_BIAS_MAX)

@@ -5,7 +5,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 
-#define PARAMS_STOP_MAX        4
+#define PARAMS_STOP_MAX        64
 #define PARAMS_STOP_TOKEN_MAX  128
 #define PARAMS_BAD_WORDS_MAX   128
 #define PARAMS_BAD_RUN_MAX     1024

@@ -87,6 +87,7 @@ static enum nyb_code open_stop(struct nyb_stream *s, const struct nyb_engine *e,
     if (p->n_stop == 0)
         return NYB_OK;
     TRY(text_need_tokenizer(e, err));
+    _Static_assert(PARAMS_STOP_MAX <= STOP_COUNT_MAX, "what is accepted can be looked for");
     struct stop_string string[PARAMS_STOP_MAX];
     for (int i = 0; i < p->n_stop; i++)
         string[i] = (struct stop_string){p->stop[i], strlen(p->stop[i])};

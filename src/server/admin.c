@@ -13,6 +13,7 @@
 #include "server/admin_path.h"
 #include "server/auth.h"
 #include "server/error.h"
+#include "server/listen.h"
 #include "server/work.h"
 
 #define THREADS 4 /* an update that waits for requests leaves some for those who pause, resume or abort */
@@ -33,8 +34,13 @@ enum nyb_code admin_open(struct server *s, struct nyb_err *err)
     pthread_mutex_init(&a->lock, NULL);
     s->admin = a; /* closed by admin_close in any case */
     TRY(auth_open(&a->auth, &c->admin_api_key, c->admin_api_key_file, "admin-api-key", err));
-    TRY(admin_roots_open(&a->roots, &c->weights_root, s->info->folder, err));
-    return work_open(&a->work, s, THREADS, err);
+    return admin_roots_open(&a->roots, &c->weights_root, err);
+}
+
+enum nyb_code admin_start(struct server *s, struct nyb_err *err)
+{
+    admin_roots_serve(&s->admin->roots, s->info->folder);
+    return work_open(&s->admin->work, s, THREADS, err);
 }
 
 void admin_stop(struct admin *a)
@@ -67,18 +73,6 @@ char *admin_folder(const struct admin *a, const char *path, int *status, struct 
 
 /* ---- who may ------------------------------------------------------------------------------------- */
 
-static bool is_loopback(const struct sockaddr *address)
-{
-    if (address && address->sa_family == AF_INET) {
-        const struct sockaddr_in *in = (const void *)address;
-        return ntohl(in->sin_addr.s_addr) >> 24 == 127;
-    }
-    if (!address || address->sa_family != AF_INET6)
-        return false;
-    const struct in6_addr *in6 = &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr;
-    return IN6_IS_ADDR_LOOPBACK(in6) || (IN6_IS_ADDR_V4MAPPED(in6) && in6->s6_addr[12] == 127);
-}
-
 /* "localhost", "127.x.y.z" or "[::1]", with or without a port. A page of another name that resolves to this
  * machine (DNS rebinding) has that name here. */
 static bool is_loopback_host(const char *host)
@@ -104,7 +98,7 @@ static const char *why_not_local(const struct exchange *x)
         "Origin",    "Sec-Fetch-Site",  "Referer"};
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(x->mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    if (!info || !is_loopback(info->client_addr))
+    if (!info || !listen_is_loopback(info->client_addr))
         return "this request comes from another machine";
     for (size_t i = 0; i < COUNT_OF(between); i++)
         if (MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, between[i]))

@@ -10,7 +10,10 @@
 
 #include "server/exchange.h"
 
+/* Keys and weights roots, which need no engine. */
 enum nyb_code admin_open(struct server *s, struct nyb_err *err) NYB_MUST_CHECK;
+/* The threads, once s->info is there. */
+enum nyb_code admin_start(struct server *s, struct nyb_err *err) NYB_MUST_CHECK;
 /* End the threads: waits for an update that has begun. NULL is fine. */
 void admin_stop(struct admin *a);
 void admin_close(struct admin *a);

@@ -10,10 +10,8 @@
 #include "base/file.h"
 #include "base/mem.h"
 
-enum nyb_code admin_roots_open(struct admin_roots *r, const struct config_list *roots, const char *served,
-                               struct nyb_err *err)
+enum nyb_code admin_roots_open(struct admin_roots *r, const struct config_list *roots, struct nyb_err *err)
 {
-    r->served = realpath(served, NULL);
     for (int i = 0; i < roots->n; i++) {
         char *resolved = realpath(roots->item[i], NULL);
         if (!resolved || !file_is_dir(resolved)) {
@@ -24,6 +22,11 @@ enum nyb_code admin_roots_open(struct admin_roots *r, const struct config_list *
         r->item[r->n++] = resolved;
     }
     return NYB_OK;
+}
+
+void admin_roots_serve(struct admin_roots *r, const char *folder)
+{
+    r->served = realpath(folder, NULL);
 }
 
 void admin_roots_close(struct admin_roots *r)

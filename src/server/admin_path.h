@@ -7,12 +7,14 @@
 struct admin_roots {
     char *item[CONFIG_LIST_MAX]; /* resolved */
     int n;
-    char *served; /* the folder the server was started with, resolved; NULL: it is gone */
+    char *served; /* the folder the server was started with, resolved; NULL: none yet, or it is gone */
 };
 
 /* Every root must be a folder. */
-enum nyb_code admin_roots_open(struct admin_roots *r, const struct config_list *roots, const char *served,
+enum nyb_code admin_roots_open(struct admin_roots *r, const struct config_list *roots,
                                struct nyb_err *err) NYB_MUST_CHECK;
+/* The served folder is allowed, too. */
+void admin_roots_serve(struct admin_roots *r, const char *folder);
 void admin_roots_close(struct admin_roots *r);
 
 /* The folder that path names, resolved: every `..` and link followed, and then below a root, or the served

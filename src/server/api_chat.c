@@ -79,6 +79,7 @@ static enum nyb_code render(struct chat *c, struct nyb_chat *chat, struct nyb_er
     chat->kwargs = kwargs;
     enum nyb_code code =
         nyb_render_chat(c->j->s->engine, chat, &ids, &c->prompt.n, &c->j->g->prompt_text, err);
+    messages_say_who_refuses(code, err);
     c->prompt.ids = request_keep_ids(c->j, ids, c->prompt.n);
     free(messages);
     free(tool_text);

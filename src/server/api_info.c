@@ -119,5 +119,6 @@ void api_model(struct exchange *x)
             add_card(x->s, name, &x->reply);
             return;
         }
-    error_reply(x, 404, "model", "The model `%.200s` does not exist.", name);
+    error_reply(x, 404, "model", "The model `%.200s` does not exist. This server has `%.200s`.", name,
+                x->s->model);
 }

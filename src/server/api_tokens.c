@@ -28,6 +28,7 @@ static enum nyb_code tokenize_messages(const struct server *s, json_t *body, int
     chat.tools = tool_text;
     chat.kwargs = kwargs_text;
     enum nyb_code code = nyb_render_chat(s->engine, &chat, ids, n, NULL, err);
+    messages_say_who_refuses(code, err);
     free(text);
     free(tool_text);
     free(kwargs_text);

@@ -231,7 +231,13 @@ void api_update_weight_version(struct exchange *x)
     json_t *body = admin_parameters(x, field, COUNT_OF(field));
     if (!body)
         return;
-    enum nyb_code code = nyb_set_weight_version(x->s->engine, version ? version : "", &err);
+    size_t len = version ? strlen(version) : 0;
+    enum nyb_code code =
+        len > 0 && len < NYB_VERSION_MAX /* by the name that it has here */
+            ? nyb_set_weight_version(x->s->engine, version, &err)
+            : err_at(&err, NYB_E_RANGE, "new_version", -1,
+                     "new_version must be given and have 1 to %d bytes, got %zu. (parameter=new_version)",
+                     NYB_VERSION_MAX - 1, len);
     if (code == NYB_OK && abort_all)
         code = nyb_abort(x->s->engine, NULL, &n, &err);
     if (code == NYB_OK)

@@ -25,6 +25,10 @@ static bool given(const json_t *v)
 
 static enum nyb_code take(struct found *f, const char *name, enum nyb_constraint kind, const char *text)
 {
+    if (f->name && !strcmp(f->name, name))
+        return err_at(f->err, NYB_E_ARG, name, -1,
+                      "%s must have one constraint only, for an answer cannot have more. (parameter=%s)",
+                      name, name);
     if (f->name)
         return err_at(f->err, NYB_E_ARG, name, -1,
                       "%s and %s cannot be given together: an answer has one constraint. (parameter=%s)",

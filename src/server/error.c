@@ -12,10 +12,13 @@ static const char *type_of(int status)
         int status;
         const char *type;
     } table[] = {
-        {400, "BadRequestError"},      {401, "AuthenticationError"},       {403, "PermissionDeniedError"},
-        {404, "NotFoundError"},        {405, "MethodNotAllowedError"},     {409, "ConflictError"},
-        {413, "RequestTooLargeError"}, {415, "UnsupportedMediaTypeError"}, {422, "UnprocessableEntityError"},
-        {429, "RateLimitError"},       {501, "NotImplementedError"},       {503, "ServiceUnavailableError"},
+        {400, "BadRequestError"},          {401, "AuthenticationError"},
+        {403, "PermissionDeniedError"},    {404, "NotFoundError"},
+        {405, "MethodNotAllowedError"},    {409, "ConflictError"},
+        {413, "RequestTooLargeError"},     {415, "UnsupportedMediaTypeError"},
+        {422, "UnprocessableEntityError"}, {429, "RateLimitError"},
+        {431, "RequestTooLargeError"},     {501, "NotImplementedError"},
+        {503, "ServiceUnavailableError"},
     };
     for (size_t i = 0; i < COUNT_OF(table); i++)
         if (table[i].status == status)

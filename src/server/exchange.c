@@ -15,7 +15,8 @@
 #include "server/error.h"
 #include "server/gen.h"
 
-#define LEFT_S 1.0 /* until the connection of a client that left is shut down */
+#define LEFT_S      1.0 /* until the connection of a client that left is shut down */
+#define REAL_DIGITS 9   /* tell every fp32 number apart; more of a time would be noise */
 
 /* The client's X-Request-Id where it is harmless, else 128 random bits. */
 static void choose_id(struct exchange *x)
@@ -86,7 +87,7 @@ void exchange_close(struct exchange *x)
 void exchange_reply_json(struct exchange *x, int status, const json_t *body)
 {
     x->status = status;
-    char *text = json_dumps(body, JSON_COMPACT | JSON_ENCODE_ANY);
+    char *text = json_dumps(body, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(REAL_DIGITS));
     buf_clear(&x->reply);
     buf_add_str(&x->reply, text ? text : "null");
     free(text);

@@ -99,6 +99,7 @@ static void *request_begins(void *arg, const char *uri, struct MHD_Connection *m
 {
     const struct server *s = arg;
     struct conn *c = conn_of(mhd);
+    c->target_bytes = strlen(uri);
     c->odd_target = strstr(uri, "%00") || uri[strcspn(uri, " \t")];
     conn_set_deadline(c, s->config->header_s);
     return NULL;
@@ -141,51 +142,59 @@ static enum MHD_Result handle_metrics(void *arg, struct MHD_Connection *mhd, con
 
 static enum nyb_code open_metrics(struct server *s, struct nyb_err *err)
 {
-    int fd, port = (int)s->config->metrics_port;
-    TRY(listen_open(&fd, s->config->host, &port, err));
+    const char *host = s->config->host;
+    TRY(listen_start(s->metrics_fd, host, s->metrics_port, err));
     s->metrics_daemon = MHD_start_daemon(MHD_USE_EPOLL, 0, NULL, NULL, handle_metrics, s,
-                                         MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, 16u,
-                                         MHD_OPTION_CONNECTION_TIMEOUT, 10u, MHD_OPTION_END);
-    if (s->metrics_daemon) {
-        log_info("metrics: http://%s:%d/metrics", s->config->host, port);
-        return NYB_OK;
-    }
-    close(fd);
-    return err_set(err, NYB_E_IO, "cannot start the HTTP daemon for metrics");
+                                         MHD_OPTION_LISTEN_SOCKET, s->metrics_fd, MHD_OPTION_CONNECTION_LIMIT,
+                                         16u, MHD_OPTION_CONNECTION_TIMEOUT, 10u, MHD_OPTION_END);
+    if (!s->metrics_daemon)
+        return err_set(err, NYB_E_IO, "cannot start the HTTP daemon for metrics");
+    s->metrics_fd = -1;
+    log_info("metrics: http://%s:%d/metrics", host, s->metrics_port);
+    return NYB_OK;
+}
+
+enum nyb_code http_bind(struct server *s, struct nyb_err *err)
+{
+    const struct serve_config *c = s->config;
+    s->listen_port = (int)c->port;
+    s->metrics_port = (int)c->metrics_port;
+    TRY(listen_bind(&s->listen_fd, c->host, &s->listen_port, err));
+    return s->metrics_port ? listen_bind(&s->metrics_fd, c->host, &s->metrics_port, err) : NYB_OK;
 }
 
 enum nyb_code http_open(struct server *s, struct nyb_err *err)
 {
     const struct serve_config *c = s->config;
-    int fd, port = (int)c->port, files = listen_raise_limit((int)c->max_connections + SPARE_FILES);
+    int files = listen_raise_limit((int)c->max_connections + SPARE_FILES);
     int limit = files - SPARE_FILES < 1 ? 1 : files - SPARE_FILES;
     if (limit < c->max_connections)
         log_warn("open files are limited to %d: %d connections instead of %lld", files, limit,
                  (long long)c->max_connections);
-    TRY(listen_open(&fd, c->host, &port, err));
+    if (!s->auth && !listen_is_local(s->listen_fd))
+        log_warn("there is no API key: whoever reaches this server (--host %s) may use it", c->host);
+    TRY(listen_start(s->listen_fd, c->host, s->listen_port, err));
     unsigned stall_s = c->stream_stall_s < 1 ? 1 : (unsigned)c->stream_stall_s;
     unsigned flags =
-        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (s->tls_cert ? MHD_USE_TLS : 0);
-    const struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_KEY, 0, s->tls_key},
-                                         {MHD_OPTION_HTTPS_MEM_CERT, 0, s->tls_cert},
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (s->tls.cert ? MHD_USE_TLS : 0);
+    const struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_KEY, 0, s->tls.key},
+                                         {MHD_OPTION_HTTPS_MEM_CERT, 0, s->tls.cert},
                                          {MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t)TLS_PRIORITIES},
                                          {MHD_OPTION_END, 0, NULL}};
     s->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, handle, s, MHD_OPTION_EXTERNAL_LOGGER, log_message, NULL,
-        MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_MEMORY,
+        MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_MEMORY,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)limit, MHD_OPTION_CONNECTION_TIMEOUT, stall_s,
         MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_NOTIFY_CONNECTION, conn_notify, s,
         MHD_OPTION_URI_LOG_CALLBACK, request_begins, s, MHD_OPTION_NOTIFY_COMPLETED, completed, s,
-        MHD_OPTION_ARRAY, s->tls_cert ? tls : tls + COUNT_OF(tls) - 1, MHD_OPTION_END);
-    if (!s->daemon) {
-        close(fd);
-        return err_set(err, NYB_E_IO, "cannot start the HTTP daemon%s",
-                       s->tls_cert ? ": do the certificate and the key belong together?" : "");
-    }
+        MHD_OPTION_ARRAY, s->tls.cert ? tls : tls + COUNT_OF(tls) - 1, MHD_OPTION_END);
+    if (!s->daemon)
+        return err_set(err, NYB_E_IO, "cannot start the HTTP daemon");
+    s->listen_fd = -1;
     bool v6 = strchr(c->host, ':');
-    log_info("listening on %s://%s%s%s:%d, model \"%s\"", s->tls_cert ? "https" : "http", v6 ? "[" : "",
-             c->host, v6 ? "]" : "", port, s->model);
-    return s->config->metrics_port ? open_metrics(s, err) : NYB_OK;
+    log_info("listening on %s://%s%s%s:%d, model \"%s\"", s->tls.cert ? "https" : "http", v6 ? "[" : "",
+             c->host, v6 ? "]" : "", s->listen_port, s->model);
+    return s->metrics_fd >= 0 ? open_metrics(s, err) : NYB_OK;
 }
 
 /* libmicrohttpd aborts when it is stopped with suspended connections. */
@@ -203,4 +212,9 @@ void http_stop(struct server *s)
     if (s->metrics_daemon)
         MHD_stop_daemon(s->metrics_daemon);
     s->daemon = s->metrics_daemon = NULL;
+    if (s->listen_fd >= 0)
+        close(s->listen_fd);
+    if (s->metrics_fd >= 0)
+        close(s->metrics_fd);
+    s->listen_fd = s->metrics_fd = -1;
 }

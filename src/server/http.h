@@ -4,9 +4,11 @@
 
 #include "server/loop.h"
 
+/* Takes the ports, which refuse connections until http_open. */
+enum nyb_code http_bind(struct server *s, struct nyb_err *err) NYB_MUST_CHECK;
 /* Listens; logs the address. */
 enum nyb_code http_open(struct server *s, struct nyb_err *err) NYB_MUST_CHECK;
-/* Close every connection, whatever it waits for. The workers must be gone. */
+/* Close every connection, whatever it waits for, and the ports. The workers must be gone. */
 void http_stop(struct server *s);
 
 #endif

@@ -16,6 +16,7 @@
 
 struct header_check {
     int n_length, n_host, n_transfer;
+    size_t bytes;
     const char *fault;
 };
 
@@ -41,6 +42,7 @@ static enum MHD_Result check_header(void *arg, enum MHD_ValueKind kind, const ch
 {
     struct header_check *check = arg;
     (void)kind;
+    check->bytes += key_size + value_size + strlen(": \r\n");
     if (strlen(key) != key_size || (value && strlen(value) != value_size))
         check->fault = "a header contains a NUL byte";
     if (!is_token(key) || is_near(key, "Content-Length") || is_near(key, "Transfer-Encoding"))
@@ -61,6 +63,13 @@ static bool headers_are_fine(struct exchange *x, const char *version)
 {
     struct header_check check = {0};
     MHD_get_connection_values_n(x->mhd, MHD_HEADER_KIND, check_header, &check);
+    check.bytes += x->conn->target_bytes;
+    if (check.bytes > HTTP_HEADERS) {
+        error_reply(x, 431, NULL, "The target and the headers have %zu bytes, the limit is %d.", check.bytes,
+                    HTTP_HEADERS);
+        x->close = true;
+        return false;
+    }
     if (!check.fault && check.n_transfer && check.n_length)
         check.fault = "Content-Length and Transfer-Encoding contradict each other";
     if (!check.fault && check.n_host == 0 && !strcmp(version, "HTTP/1.1"))
@@ -160,7 +169,11 @@ bool http_accept(struct exchange *x, const char *version)
         return false;
     }
     if (!x->route || (s->metrics_daemon && x->route->run == api_metrics)) {
-        error_reply(x, 404, NULL, "There is no %.200s here.", x->path);
+        const char *near = route_near(x->path);
+        if (near)
+            error_reply(x, 404, NULL, "There is no %.200s here; there is %s.", x->path, near);
+        else
+            error_reply(x, 404, NULL, "There is no %.200s here.", x->path);
         return false;
     }
     if (s->draining && route_is_refused_by_drain(x->route->kind)) {

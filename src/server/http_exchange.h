@@ -4,7 +4,10 @@
 
 #include "server/exchange.h"
 
-#define HTTP_MEMORY 32768 /* of a connection: headers of a request, then a chunk of a response */
+/* Bytes of target and headers that are accepted. Beyond HTTP_MEMORY, what a connection has for the headers of
+ * a request and then for a chunk of a response, the library refuses by itself; in between we do. */
+#define HTTP_HEADERS 32768
+#define HTTP_MEMORY  49152
 
 /* ---- http_accept.c ------------------------------------------------------------------------------- */
 

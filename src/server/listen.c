@@ -1,5 +1,6 @@
 #include "server/listen.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -18,7 +19,7 @@ static int try_address(const struct addrinfo *a)
     if (fd < 0)
         return -1;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0)
+    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0)
         return fd;
     int saved = errno;
     close(fd);
@@ -36,7 +37,12 @@ static int port_of(int fd)
                                                : ((const struct sockaddr_in *)&address)->sin_port);
 }
 
-enum nyb_code listen_open(int *fd, const char *host, int *port, struct nyb_err *err)
+static enum nyb_code refuse(const char *host, int port, struct nyb_err *err)
+{
+    return err_set(err, NYB_E_IO, "cannot listen on %s port %d: %s", host, port, strerror(errno));
+}
+
+enum nyb_code listen_bind(int *fd, const char *host, int *port, struct nyb_err *err)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *list = NULL;
@@ -50,9 +56,34 @@ enum nyb_code listen_open(int *fd, const char *host, int *port, struct nyb_err *
         *fd = try_address(a);
     freeaddrinfo(list);
     if (*fd < 0)
-        return err_set(err, NYB_E_IO, "cannot listen on %s port %d: %s", host, *port, strerror(errno));
+        return refuse(host, *port, err);
     *port = port_of(*fd);
     return NYB_OK;
+}
+
+enum nyb_code listen_start(int fd, const char *host, int port, struct nyb_err *err)
+{
+    return listen(fd, BACKLOG) == 0 ? NYB_OK : refuse(host, port, err);
+}
+
+bool listen_is_loopback(const struct sockaddr *address)
+{
+    if (address && address->sa_family == AF_INET) {
+        const struct sockaddr_in *in = (const void *)address;
+        return ntohl(in->sin_addr.s_addr) >> 24 == 127;
+    }
+    if (!address || address->sa_family != AF_INET6)
+        return false;
+    const struct in6_addr *in6 = &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(in6) || (IN6_IS_ADDR_V4MAPPED(in6) && in6->s6_addr[12] == 127);
+}
+
+bool listen_is_local(int fd)
+{
+    struct sockaddr_storage address = {0};
+    socklen_t len = sizeof(address);
+    return getsockname(fd, (struct sockaddr *)&address, &len) == 0 &&
+           listen_is_loopback((const struct sockaddr *)&address);
 }
 
 int listen_raise_limit(int n)

@@ -12,6 +12,7 @@
 #include "base/buf.h"
 #include "server/metrics.h"
 #include "server/server.h"
+#include "server/tls.h"
 
 struct exchange;
 struct conn;
@@ -30,9 +31,11 @@ struct server {
     const char *model;   /* the name in answers */
     struct auth *auth;   /* NULL: everybody may */
     struct admin *admin; /* what admin.h needs */
-    char *tls_cert, *tls_key;
+    struct tls tls;
     int64_t created_s; /* of the model card */
 
+    int listen_fd, listen_port;                 /* the daemons have them once they run; then -1 */
+    int metrics_fd, metrics_port;               /* -1: no port of their own */
     struct MHD_Daemon *daemon, *metrics_daemon; /* the second may be NULL */
     int epoll_fd, event_fd;
     _Atomic(struct exchange *) rung; /* a stack of those that rang              */

@@ -1,5 +1,6 @@
 #include "server/messages.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "server/params_json.h"
@@ -154,4 +155,18 @@ enum nyb_code messages_check_tools(const json_t *tools, struct nyb_err *err)
                 i, json_string_value(name));
     }
     return NYB_OK;
+}
+
+void messages_say_who_refuses(enum nyb_code code, struct nyb_err *err)
+{
+    static const char line[] = "chat template, "; /* of an error that the template did not raise itself */
+    char why[sizeof(err->where) + sizeof(err->message)];
+    bool has_line = !strncmp(err->where, line, strlen(line));
+    if (code != NYB_E_TEMPLATE || (err->where[0] && !has_line))
+        return;
+    snprintf(why, sizeof(why), "%s%s%s", has_line ? err->where + strlen(line) : "", has_line ? ": " : "",
+             err->message);
+    snprintf(err->where, sizeof(err->where), "messages");
+    snprintf(err->message, sizeof(err->message), "The model's chat template refuses these messages: %.*s",
+             (int)sizeof(err->message) - 64, why);
 }

@@ -1,6 +1,7 @@
 #include "server/params_json.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,8 @@
 #include "base/mem.h"
 #include "text/jinja.h"
 
-#define VALUE_SHOWN 64 /* bytes of a value that an error repeats */
+#define VALUE_SHOWN    64                 /* bytes of a value that an error repeats */
+#define WHOLE_REAL_MAX 9007199254740992.0 /* 2^53: up to there a double is one integer only */
 
 enum kind { DOUBLE, INT, LONG, BOOL };
 
@@ -106,11 +108,25 @@ enum nyb_code params_bool(const json_t *body, const char *name, bool *out, struc
     return NYB_OK;
 }
 
+/* 8.0 is the integer 8 in JSON's data model, and what clients write whose language has one type of number. */
+static bool is_whole(const json_t *v, int64_t *x)
+{
+    if (json_is_integer(v)) {
+        *x = json_integer_value(v);
+        return true;
+    }
+    double d = json_is_real(v) ? json_real_value(v) : 0.5;
+    if (fabs(d) > WHOLE_REAL_MAX || d != floor(d))
+        return false;
+    *x = (int64_t)d;
+    return true;
+}
+
 static enum nyb_code to_int(const json_t *v, const char *name, int *out, struct nyb_err *err)
 {
-    if (!json_is_integer(v))
+    int64_t x;
+    if (!is_whole(v, &x))
         return params_wrong_type(err, name, "an integer", v);
-    json_int_t x = json_integer_value(v);
     if (x <= INT32_MIN || x > INT32_MAX)
         return err_at(err, NYB_E_RANGE, name, -1,
                       "%s must be within 32 bits, got %lld. (parameter=%s, value=%lld)", name, (long long)x,
@@ -138,10 +154,7 @@ static enum nyb_code read_param(const struct param *p, struct nyb_sampling *s, c
     case INT:
         return to_int(v, p->name, field, err);
     case LONG:
-        if (!json_is_integer(v))
-            return params_wrong_type(err, p->name, "an integer", v);
-        *(int64_t *)field = json_integer_value(v);
-        return NYB_OK;
+        return is_whole(v, field) ? NYB_OK : params_wrong_type(err, p->name, "an integer", v);
     default:
         return params_bool(body, p->name, field, err);
     }

@@ -6,10 +6,12 @@
 #include "text/utf8.h"
 
 #define COUNT_MAX 100000 /* of a repetition */
+#define SHOWN     100u   /* bytes of a text that an error repeats */
 
-static enum nyb_code fail_at(struct nyb_err *err, size_t at, const char *what)
+static enum nyb_code fail_at(struct nyb_err *err, const char *text, size_t len, size_t at, const char *what)
 {
-    return err_at(err, NYB_E_ARG, "", (int64_t)at, "%s at byte %zu", what, at);
+    return err_at(err, NYB_E_ARG, "", (int64_t)at, "%s at byte %zu of \"%.*s\"", what, at,
+                  (int)(len < SHOWN ? len : SHOWN), text);
 }
 
 static int hex_digit(char c)
@@ -28,10 +30,10 @@ static enum nyb_code hex_code(const char *text, size_t len, size_t *at, size_t n
     for (; *at < len && hex_digit(text[*at]) >= 0 && digits < (braced ? 6 : n); ++*at, digits++)
         *code = *code << 4 | (uint32_t)hex_digit(text[*at]);
     if (braced ? digits == 0 || *at >= len || text[*at] != '}' : digits != n)
-        return fail_at(err, begin, "an escape without its hexadecimal digits");
+        return fail_at(err, text, len, begin, "an escape without its hexadecimal digits");
     *at += braced;
     if (*code > 0x10FFFF || (*code >= 0xD800 && *code <= 0xDFFF))
-        return fail_at(err, begin, "an escape that is no character");
+        return fail_at(err, text, len, begin, "an escape that is no character");
     return NYB_OK;
 }
 
@@ -70,7 +72,7 @@ enum nyb_code grammar_escape(const char *text, size_t len, size_t *at, struct gr
 {
     static const char from[] = "nrtfv0ae", to[] = "\n\r\t\f\v\0\a\x1b";
     if (*at >= len)
-        return fail_at(err, *at, "a backslash at the end");
+        return fail_at(err, text, len, *at, "a backslash at the end");
     char c = text[*at];
     const char *control = c ? strchr(from, c) : NULL;
     uint32_t code = 0;
@@ -86,9 +88,10 @@ enum nyb_code grammar_escape(const char *text, size_t len, size_t *at, struct gr
     else if (control)
         code = (unsigned char)to[control - from];
     else if ((c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z'))
-        return fail_at(err, begin, "an escape that is not supported (a backreference, \\b, \\p or another)");
+        return fail_at(err, text, len, begin,
+                       "an escape that is not supported (a backreference, \\b, \\p or another)");
     else if ((c & 0x80) != 0)
-        return fail_at(err, begin, "a backslash before a character that needs none");
+        return fail_at(err, text, len, begin, "a backslash before a character that needs none");
     else
         code = (uint8_t)c;
     grammar_chars_add(out, code, code);
@@ -135,18 +138,18 @@ enum nyb_code grammar_bracket(const char *text, size_t len, size_t *at, struct g
             size_t dash = (*at)++;
             TRY(take_member(text, len, at, out, &hi, err));
             if (lo == UINT32_MAX || hi == UINT32_MAX || lo > hi)
-                return fail_at(err, dash, "a range whose ends are not two characters in order");
+                return fail_at(err, text, len, dash, "a range whose ends are not two characters in order");
         }
         if (lo != UINT32_MAX)
             grammar_chars_add(out, lo, hi);
     }
     if (*at >= len)
-        return fail_at(err, begin, "a bracket that is not closed");
+        return fail_at(err, text, len, begin, "a bracket that is not closed");
     ++*at;
     grammar_chars_finish(out);
     if (negated)
         grammar_chars_negate(out);
-    return out->n > 0 ? NYB_OK : fail_at(err, begin, "a bracket without characters");
+    return out->n > 0 ? NYB_OK : fail_at(err, text, len, begin, "a bracket without characters");
 }
 
 static bool take_number(const char *text, size_t len, size_t *at, uint32_t *out)
@@ -175,7 +178,7 @@ enum nyb_code grammar_count(const char *text, size_t len, size_t *at, uint32_t *
             fine = take_number(text, len, at, max);
     }
     if (!fine || *at >= len || text[*at] != '}' || *min > *max || (!from && *max == GRAMMAR_REPEAT))
-        return fail_at(err, begin, "a brace that is no count of at most 100000");
+        return fail_at(err, text, len, begin, "a brace that is no count of at most 100000");
     ++*at;
     return NYB_OK;
 }

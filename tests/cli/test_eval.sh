@@ -4,7 +4,7 @@
 expect_status 2 "$NYBBLE" eval
 printf 'too short' >"$WORK/short"
 expect_status 1 "$NYBBLE" eval --text "$WORK/short"
-expect_in err "window"
+expect_in err "one window takes 1025 (--ctx and one)"
 expect_status 1 "$NYBBLE" eval --text "$WORK/none"
 need_shared eval
 # Windows of 1024 tokens: 96 are the whole text, of which the model's maker left the number (make long); 24 give what the

@@ -84,7 +84,27 @@ expect_in err "1024"
     status=0
     "$NYBBLE" run -p "$prompt" --max-tokens 4 >/dev/full 2>"$WORK/err" || status=$?
     [ $status -ne 0 ] || fail "a full disk gives status 0"
+    for call in --help "run --help" "bench --help" "checkkern --help"; do
+        status=0
+        # shellcheck disable=SC2086
+        "$NYBBLE" $call >/dev/full 2>"$WORK/err" || status=$?
+        [ "$status:$(grep -c "cannot write to standard output" "$WORK/err")" = 1:1 ] || fail "$call on a full disk: $status"
+    done
 }
+# Closed streams: their places are held by something that takes no bytes, so that no log ends up in a file of ours.
+status=0
+"$NYBBLE" run -p "$prompt" --max-tokens 4 >&- 2>"$WORK/err" || status=$?
+[ $status -eq 1 ] || fail "status $status where standard output is closed"
+expect_in err "cannot write to standard output: Bad file descriptor"
+"$NYBBLE" serve --port 0 --threads 1 <&- >&- 2>&- &
+pid=$!
+listens() { [ "$(ls -l /proc/$pid/fd 2>/dev/null | grep -c eventpoll)" -ge 2 ]; } # the loop's, and that of its port
+for _ in $(seq 400); do listens && break; sleep 0.05; done
+for fd in 0 1 2; do
+    [ "$(readlink /proc/$pid/fd/$fd)" = /dev/null ] || fail "descriptor $fd is $(readlink /proc/$pid/fd/$fd)"
+done
+kill $pid
+wait $pid || fail "a server without standard streams does not end well"
 for command in run verify eval inspect text checkkern; do
     expect_status 0 "$NYBBLE" $command --help
     expect_in out "example"

@@ -41,7 +41,7 @@ class Server:
     def wait(self, seconds=60):
         until = time.time() + seconds
         while time.time() < until and self.process.poll() is None:
-            found = re.search(r"listening on https?://127\.0\.0\.1:(\d+)", self.text())
+            found = re.search(r"listening on https?://(?:127\.0\.0\.1|0\.0\.0\.0):(\d+)", self.text())
             if found:
                 self.port = int(found.group(1))
                 return

@@ -155,6 +155,13 @@ class Hostile(unittest.TestCase):
         self.refused(b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(5000)) + b"\r\n",
                      431, 413, 400)
         self.refused(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100000 + b"\r\n\r\n", 431, 413, 400)
+        for line in (b"GET /health?" + b"a" * 40000 + b" HTTP/1.1\r\nHost: x", b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40000,
+                     b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 33000):
+            with self.subTest(line[:40]):  # beyond our limit and within the library's
+                [(status, body)], closed = self.talk(line + b"\r\n\r\n" + HEALTH)
+                self.assertEqual((status, closed, json.loads(body)["error"]["code"]), (431, True, 431))
+                self.assertIn("the limit is 32768", json.loads(body)["error"]["message"])
+        self.assertEqual(self.statuses(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 32000 + b"\r\n\r\n", ("GET",)), [200])
         self.refused(b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414, 400)
         self.refused(b"A" * 100000 + b" / HTTP/1.1\r\nHost: x\r\n\r\n", 414, 431, 400)
         self.refused(bytes(range(256)) * 20)

@@ -72,6 +72,7 @@ class Kill(unittest.TestCase):
         second = Server("--port", str(first.port), wait=False)
         self.assertEqual(second.process.wait(30), 1)
         self.assertIn(f"cannot listen on 127.0.0.1 port {first.port}: Address already in use", second.text())
+        self.assertNotIn("KV cache", second.text())  # it said so before it loaded the model
         self.assertEqual(first.post("/v1/completions", GREEDY)[0], 200)
         self.assertEqual(first.stop(), 0)
         first.close()

@@ -1,31 +1,45 @@
 #!/usr/bin/env python3
-"""The official OpenAI client against the server. The package goes into a virtual environment beside the program;
-where it cannot be installed, the test is skipped."""
+"""The official OpenAI client against the server. The package goes into a folder beside the program; where it cannot be
+installed, the test is skipped."""
 import os
+import shutil
 import subprocess
 import sys
 
 SKIPPED = 77
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(os.environ["NYBBLE"])), "openai-package")
+COMPLETE = os.path.join(FOLDER, "complete")
 
 
-def enter_environment():
-    """Run this file again with an interpreter that has the package."""
-    folder = os.path.join(os.path.dirname(os.path.abspath(os.environ["NYBBLE"])), "openai-venv")
-    python = os.path.join(folder, "bin", "python")
-    if subprocess.run([python, "-c", "import openai"], capture_output=True, check=False).returncode \
-            if os.path.exists(python) else True:
-        for command in ([sys.executable, "-m", "venv", folder],
-                        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "openai"]):
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            if result.returncode:
-                print("skipped: the openai package cannot be installed:", result.stderr.strip()[-300:])
-                sys.exit(SKIPPED)
-    os.execv(python, [python, os.path.abspath(__file__), "--inside"])
+def pip():
+    """The command; that of a new virtual environment where this Python has none. None: there is neither."""
+    if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
+        return [sys.executable, "-m", "pip"]
+    venv = os.path.join(FOLDER, "venv")
+    made = subprocess.run([sys.executable, "-m", "venv", venv], capture_output=True, check=False).returncode == 0
+    return [os.path.join(venv, "bin", "python"), "-m", "pip"] if made else None
 
 
-if "--inside" not in sys.argv:
-    enter_environment()
-sys.argv.remove("--inside")
+def install():
+    """Without compiling all of it: the few modules that are imported are compiled then."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    command = pip()
+    if not command:
+        return "there is no pip"
+    result = subprocess.run([*command, "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--target", FOLDER,
+                             "openai"], capture_output=True, text=True, check=False)
+    if result.returncode:
+        return result.stderr.strip()[-300:]
+    with open(COMPLETE, "w", encoding="utf-8"):
+        return None
+
+
+if not os.path.exists(COMPLETE):
+    fault = install()
+    if fault:
+        print("skipped: the openai package cannot be installed:", fault)
+        sys.exit(SKIPPED)
+sys.path.insert(0, FOLDER)
 
 import asyncio  # noqa: E402
 import tempfile  # noqa: E402

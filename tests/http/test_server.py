@@ -266,7 +266,7 @@ class Errors(WithServer):
             ({"max_tokens": "8"}, "max_tokens"), ({"min_tokens": -1}, "min_tokens"),
             ({"min_tokens": 100}, "min_tokens"), ({"n": 0}, "n"), ({"n": 100000, "temperature": 1}, "n"),
             ({"n": 2, "temperature": 0}, "n"), ({"seed": -7}, "seed"), ({"seed": 1.5}, "seed"),
-            ({"stop": ["a", "b", "c", "d", "e"]}, "stop"), ({"stop": ""}, "stop"), ({"stop": 3}, "stop"),
+            ({"stop": ["a"] * 65}, "stop"), ({"stop": ""}, "stop"), ({"stop": 3}, "stop"),
             ({"stop": [3]}, "stop"), ({"stop": "a\0b"}, "stop"), ({"stop_token_ids": ["x"]}, "stop_token_ids"),
             ({"stop_token_ids": [99999]}, "stop_token_ids"), ({"logit_bias": {"x": 1}}, "logit_bias"),
             ({"logit_bias": {"1": "x"}}, "logit_bias"), ({"logit_bias": [1]}, "logit_bias"),
@@ -286,6 +286,20 @@ class Errors(WithServer):
         for fields, param in table:
             with self.subTest(fields):
                 self.refused("/v1/completions", {**GREEDY, **fields}, 400, param)
+
+    def test_constraints_say_what_is_wrong(self):
+        for fields, text in (({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "one constraint only"),
+                             ({"structured_outputs": {"regex": "a"}, "guided_regex": "a"}, "guided_regex and structured_outputs"),
+                             ({"structured_outputs": {"regex": "x[0-9"}}, 'not closed at byte 2 of "x[0-9"')):
+            with self.subTest(fields):
+                self.refused("/v1/completions", {**GREEDY, **fields}, 400, "structured_outputs", text)
+
+    def test_whole_numbers_with_a_point(self):
+        want = self.complete(seed=7)
+        got = self.complete(max_tokens=float(GREEDY["max_tokens"]), seed=7.0, n=1.0)
+        self.assertEqual(got["choices"], want["choices"])
+        for fields in ({"seed": 7.5}, {"seed": 1e17}, {"max_tokens": 3.5}, {"max_tokens": 1e10}):
+            self.refused("/v1/completions", {**GREEDY, **fields}, 400, next(iter(fields)))
 
     def test_chat_parameters(self):
         user = {"role": "user", "content": "x"}
@@ -333,7 +347,7 @@ class Errors(WithServer):
         self.refused("/v1/completions", {"prompt": ["a"] * 100, "n": 100, "max_tokens": 1}, 400, "n")
 
     def test_statuses(self):
-        self.refused("/v1/completions", {**GREEDY, "model": "other"}, 404, "model", "The model `other` does not exist.")
+        self.refused("/v1/completions", {**GREEDY, "model": "other"}, 404, "model", "The model `other` does not exist. This server has `tales-24m-moe-nvfp4`.")
         self.refused("/v1/nothing", {}, 404)
         self.refused("/v1/completions", "prompt=x", 415, headers={"Content-Type": "text/plain"})
         status, headers, _ = self.server.request("GET", "/v1/completions")
@@ -552,11 +566,27 @@ class Secure(unittest.TestCase):
             self.assertEqual(server.stop(), 0)
             server.close()
 
-    def test_half_of_it(self):
-        server = Server("--tls-cert", "/nowhere.pem", wait=False)
-        self.assertEqual(server.process.wait(30), 1)
-        self.assertIn("belong together", server.text())
-        server.close()
+    def test_who_may_use_it_is_said(self):
+        for options, warned in ((("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False)):
+            server = Server(*options)
+            self.assertEqual("there is no API key" in server.text(), warned)
+            self.assertEqual(server.stop(), 0)
+            server.close()
+
+    def test_what_cannot_be_is_said_before_the_model_is_loaded(self):
+        for options, text in ((("--tls-cert", "/nowhere.pem"), "belong together"),
+                              (("--tls-cert", __file__, "--tls-key", __file__), "is no certificate of the key in"),
+                              (("--api-key-file", "/nowhere"), "/nowhere: cannot open"),
+                              (("--admin-api-key-file", "/nowhere"), "/nowhere: cannot open"),
+                              (("--weights-root", "/nowhere"), "/nowhere is not a folder"),
+                              (("--parser", "odd"), 'there is no parser "odd"'),
+                              (("--host", "not a host"), 'cannot listen on "not a host"')):
+            with self.subTest(options):
+                server = Server(*options, wait=False)
+                self.assertEqual(server.process.wait(30), 1)
+                self.assertIn(text, server.text())
+                self.assertNotIn("KV cache", server.text())
+                server.close()
 
 
 class Tools(WithServer):

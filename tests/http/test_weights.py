@@ -188,7 +188,8 @@ class Updates(WithRoot):
         card = json.loads(self.server.request("GET", "/v1/models")[2])["data"][0]
         self.assertEqual(card["metadata"]["weight_version"], "v8")
         self.assertIn('weight_version_info{version="v8"}', str(self.server.metrics().keys()))
-        self.refused("/update_weight_version", {"new_version": "v" * 200}, 400, "weight_version")
+        for body in ({"new_version": "v" * 200}, {"new_version": ""}, {}):
+            self.refused("/update_weight_version", body, 400, "new_version")
 
     def test_snapshot_and_compare(self):
         update(self.server, A)

@@ -148,6 +148,16 @@ static void test_ckpt_header_length_is_checked(void **state)
     EXPECT_ERROR(d, NYB_E_FORMAT, "header claims 18446744073709551615");
     folder_write_raw(d, "model.safetensors", 3, "{}", 0);
     EXPECT_ERROR(d, NYB_E_FORMAT, "header claims 3 bytes");
+    static const char pointer[] = "version https://git-lfs.example/spec/v1\noid sha256:00\nsize 5\n";
+    folder_write(d, "model.safetensors", pointer, strlen(pointer));
+    EXPECT_ERROR(d, NYB_E_FORMAT, "model.safetensors", "git lfs pull");
+    char *text, *config = path_join(d, "config.json");
+    size_t len;
+    struct nyb_err err;
+    folder_write(d, "config.json", pointer, strlen(pointer));
+    assert_int_equal(file_read_all(config, 1000, &text, &len, &err), NYB_E_FORMAT);
+    assert_non_null(strstr(err.message, "git lfs pull"));
+    free(config);
 
     char *path =
         path_join(d, "model.safetensors"); /* a header that is too large, as a hole in a sparse file */
@@ -392,6 +402,7 @@ static void test_ckpt_resolves_snapshots_of_the_cache(void **state)
     expect_resolved("acme/moe-1", new);
 
     assert_int_equal(ckpt_resolve(&folder, "acme/other", &err), NYB_E_NOT_FOUND);
+    assert_non_null(strstr(err.message, "`hf download acme/other`"));
     assert_null(folder);
     assert_non_null(strstr(err.message, d));
     assert_non_null(strstr(err.message, "/nonexistent/home/.cache/huggingface/hub"));
@@ -459,6 +470,45 @@ static void test_ckpt_resolve_is_picky_about_names(void **state)
     clear_environment();
 }
 
+/* More files than threads parse headers, beside files that nobody asks for and that cannot be parsed, or are
+ * found by the index alone. */
+static void test_ckpt_many_files_at_once(void **state)
+{
+    (void)state;
+    enum { N = 20 };
+    char *d = folder_make(), name[64], map[4096];
+    size_t len = (size_t)snprintf(map, sizeof(map), "{\"weight_map\":{");
+    for (int i = 0; i < N; i++) {
+        char tensor[8];
+        snprintf(tensor, sizeof(tensor), "t%d", i);
+        snprintf(name, sizeof(name), i == 7 ? "shard-%d" : "model-%d.safetensors", i);
+        write_shard(d, name, tensor);
+        len += (size_t)snprintf(map + len, sizeof(map) - len, "%s\"%s\":\"%s\"", i ? "," : "", tensor, name);
+    }
+    snprintf(map + len, sizeof(map) - len, "}}");
+    folder_write_text(d, "model.safetensors.index.json", map);
+    folder_write_raw(d, "model-a.safetensors", 3, "{}", 0);
+    char *pipe = path_join(d, "model-b.safetensors");
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    for (int round = 0; round < 20; round++) {
+        struct ckpt *c = open_good(d);
+        assert_int_equal(c->n_file, N);
+        assert_int_equal(c->n_tensor, N);
+        assert_true(c->tensor_bytes == 4 * N);
+        for (int i = 0; i < N; i++) {
+            snprintf(name, sizeof(name), "t%d", i);
+            const struct ckpt_tensor *t = ckpt_find(c, name);
+            assert_non_null(t);
+            assert_non_null(strstr(c->file[t->file].path, i == 7 ? "shard-7" : "model-"));
+        }
+        ckpt_close(c);
+    }
+    folder_write_raw(d, "model-13.safetensors", 3, "{}", 0);
+    EXPECT_ERROR(d, NYB_E_FORMAT, "model-13.safetensors", "header claims 3 bytes");
+    free(pipe);
+    folder_drop(d);
+}
+
 /* A header as large as those of the biggest models must not take long: nothing in it may be quadratic. */
 static void test_ckpt_hundred_thousand_tensors(void **state)
 {
@@ -519,6 +569,7 @@ int main(void)
         cmocka_unit_test(test_ckpt_resolves_snapshots_of_the_cache),
         cmocka_unit_test(test_ckpt_searches_every_cache_variable),
         cmocka_unit_test(test_ckpt_resolve_is_picky_about_names),
+        cmocka_unit_test(test_ckpt_many_files_at_once),
         cmocka_unit_test(test_ckpt_hundred_thousand_tensors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -204,16 +204,19 @@ static void test_params_lists(void **state)
     (void)state;
     struct fixture f;
     begin(&f);
-    const char *stop[] = {"a", "b", "c", "d", "e"};
+    const char *stop[PARAMS_STOP_MAX + 1];
+    for (size_t i = 0; i < sizeof(stop) / sizeof(*stop); i++)
+        stop[i] = "a";
+    stop[PARAMS_STOP_MAX - 1] = "d";
     const char *empty[] = {""};
     const int32_t ids[] = {5, 100};
     const struct nyb_logit_bias bias[] = {{3, 250}, {4, -1e9}, {5, NAN}, {-1, 0}};
     f.s.stop = stop;
-    f.s.n_stop = 5;
+    f.s.n_stop = PARAMS_STOP_MAX + 1;
     assert_int_equal(resolve(&f, 1), NYB_E_RANGE);
-    f.s.n_stop = 4;
+    f.s.n_stop = PARAMS_STOP_MAX;
     assert_int_equal(resolve(&f, 1), NYB_OK);
-    assert_string_equal(f.p.stop[3], "d");
+    assert_string_equal(f.p.stop[PARAMS_STOP_MAX - 1], "d");
     f.s.stop = empty;
     f.s.n_stop = 1;
     assert_int_equal(resolve(&f, 1), NYB_E_RANGE);

@@ -175,13 +175,53 @@ static void test_config_units(void **state)
     config_free(&c);
 }
 
+static void test_routes_that_are_near(void **state)
+{
+    (void)state;
+    assert_string_equal(route_near("/chat/completions"), "/v1/chat/completions");
+    assert_string_equal(route_near("/v1/v1/models"), "/v1/models");
+    assert_string_equal(route_near("/v1/models/"), "/v1/models");
+    assert_string_equal(route_near("/completions//"), "/v1/completions");
+    assert_string_equal(route_near("/v1/health"), "/health");
+    static const char *const none[] = {"/",     "//", "", "/v1", "/v1/", "/metrics", "/v1/embeddings",
+                                       "/chat", "x"};
+    for (size_t i = 0; i < sizeof(none) / sizeof(*none); i++)
+        assert_null(route_near(none[i]));
+}
+
+static void check_refusal(enum nyb_code code, const char *where, const char *message, const char *want_where,
+                          const char *want)
+{
+    struct nyb_err err;
+    assert_int_equal(err_at(&err, code, where, -1, "%s", message), code);
+    messages_say_who_refuses(code, &err);
+    assert_string_equal(err.where, want_where);
+    assert_string_equal(err.message, want);
+}
+
+static void test_templates_that_refuse_are_named(void **state)
+{
+    (void)state;
+    check_refusal(NYB_E_TEMPLATE, "", "No user query.", "messages",
+                  "The model's chat template refuses these messages: No user query.");
+    check_refusal(NYB_E_TEMPLATE, "chat template, line 7", "a dict has no items", "messages",
+                  "The model's chat template refuses these messages: line 7: a dict has no items");
+    check_refusal(NYB_E_TEMPLATE, "/models/x", "no chat template", "/models/x", "no chat template");
+    check_refusal(NYB_E_ARG, "", "odd", "", "odd");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_params_read_all),     cmocka_unit_test(test_params_name_the_parameter),
-        cmocka_unit_test(test_metadata_fills_gaps), cmocka_unit_test(test_messages_normalize),
-        cmocka_unit_test(test_reasoning_and_calls), cmocka_unit_test(test_routes),
+        cmocka_unit_test(test_params_read_all),
+        cmocka_unit_test(test_params_name_the_parameter),
+        cmocka_unit_test(test_metadata_fills_gaps),
+        cmocka_unit_test(test_messages_normalize),
+        cmocka_unit_test(test_reasoning_and_calls),
+        cmocka_unit_test(test_routes),
+        cmocka_unit_test(test_routes_that_are_near),
         cmocka_unit_test(test_config_units),
+        cmocka_unit_test(test_templates_that_refuse_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,6 +57,13 @@ def texts(folder):
     return all(abs(n - nats["one"]) < 0.01 for n in nats.values())
 
 
+def aim(what, found, wanted, least):
+    """A line that says whether a figure is what it should be, at least or at most `wanted`; None: it was not measured."""
+    if found is not None:
+        met = found >= wanted if least else found <= wanted
+        print("  %s: %.2f, aim at %s %g: %s" % (what, found, "least" if least else "most", wanted, "met" if met else "MISSED"))
+
+
 def sums(found):
     if not found:
         return
@@ -68,6 +75,11 @@ def sums(found):
         print("%10d %9.2f %9.2f %9s %9s %9.2f %9s" % (
             s["bytes"], s["one_shot_us"], s["two_shot_us"], "%.2f" % s["nccl_us"] if nccl else "-", "%.2f" % nccl if nccl else "-",
             s["limit_us"], "%.2f" % (nccl / ours) if nccl else "-"))
+    best = {s["bytes"]: min(s["one_shot_us"], s["two_shot_us"]) for s in found["sizes"]}
+    faster = {s["bytes"]: s["nccl_norm_us"] / best[s["bytes"]] for s in found["sizes"] if s.get("nccl_norm_us")}
+    aim("us of 64 KB", best.get(64 << 10), 7, False)
+    aim("times as fast as NCCL and norm, up to 1 MB", min((f for b, f in faster.items() if b <= 1 << 20), default=None), 1.5, True)
+    aim("and above", min((f for b, f in faster.items() if b > 1 << 20), default=None), 1, True)
 
 
 def experts(folder):
@@ -75,15 +87,19 @@ def experts(folder):
     if not found:
         return
     word = found["round_trip_us"]
-    print("\nRows of %d to %d experts and products back, microseconds; times the link's alone, times the link's and a word's" % (
-        found["hidden"], found["experts"]))
-    print("%10s %9s %9s %6s %6s %9s %9s %6s %6s" % ("rows/GPU", "dispatch", "link", "", "", "combine", "link", "", ""))
+    print("\nRows of %d to %d experts and products back, microseconds; / link: times what the bytes take; / floor: and a word's way there and back, %.2f us" % (
+        found["hidden"], found["experts"], word))
+    print("%10s %9s %9s %7s %7s %9s %9s %7s %7s" % ("rows/GPU", "dispatch", "link", "/ link", "/ floor", "combine", "link", "/ link",
+                                                    "/ floor"))
     for s in found["rows"]:
         cells = []
         for what in ("dispatch", "combine"):
             us, limit = s[what + "_us"], s[what + "_limit_us"]
-            cells.append("%9.2f %9.2f %6.1f %6.1f" % (us, limit, us / limit if limit else 0, us / (limit + word)))
+            cells.append("%9.2f %9.2f %7s %7.1f" % (us, limit, "%.1f" % (us / limit) if limit else "-", us / (limit + word)))
         print("%10d %s" % (s["rows"], " ".join(cells)))
+    for what in ("dispatch", "combine"):
+        ratios = [s[what + "_us"] / s[what + "_limit_us"] for s in found["rows"] if s["rows"] >= 256 and s[what + "_limit_us"]]
+        aim("%s of 256 rows and more, most times what the bytes take" % what, max(ratios, default=None), 2, False)
 
 
 def speeds(folder, shape):

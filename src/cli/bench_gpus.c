@@ -14,7 +14,7 @@
 
 #define MIN_BYTES    4096
 #define BUFFER_BYTES ((size_t)16 << 20) /* as served models have them */
-#define OPS          8                  /* of one graph: an even number */
+#define CALLS_MAX    256
 #define TIMEOUT_MS   20000
 
 static const char help[] =
@@ -39,6 +39,7 @@ static const char help[] =
     "  --top-k N        of them for each row (default 8)\n"
     "  --max-rows N     of each GPU (default 4096)\n"
     "  --rounds N       default 25\n"
+    "  --calls N        of one graph, in a row (default 32), an even number of sums\n"
     "  --one-gpu        all ranks on the first GPU, side by side: says nothing about a link\n"
     "  --json           one JSON object\n"
     "  --help           this text\n\n"
@@ -53,7 +54,7 @@ struct memory {
 };
 
 struct bench {
-    int64_t ranks, hidden, rounds, experts, top_k, max_rows;
+    int64_t ranks, hidden, rounds, calls, experts, top_k, max_rows;
     uint64_t max_bytes;
     bool json, one_gpu;
     struct gpu_group group;
@@ -68,11 +69,12 @@ struct bench {
 
 static int parse(struct bench *b, int argc, char **argv)
 {
-    enum { RANKS = 256, HIDDEN, MAX_BYTES, ROUNDS, EXPERTS, TOP_K, MAX_ROWS, ONE_GPU, JSON };
+    enum { RANKS = 256, HIDDEN, MAX_BYTES, ROUNDS, CALLS, EXPERTS, TOP_K, MAX_ROWS, ONE_GPU, JSON };
     static const struct option options[] = {{"ranks", required_argument, NULL, RANKS},
                                             {"hidden", required_argument, NULL, HIDDEN},
                                             {"max-bytes", required_argument, NULL, MAX_BYTES},
                                             {"rounds", required_argument, NULL, ROUNDS},
+                                            {"calls", required_argument, NULL, CALLS},
                                             {"experts", required_argument, NULL, EXPERTS},
                                             {"top-k", required_argument, NULL, TOP_K},
                                             {"max-rows", required_argument, NULL, MAX_ROWS},
@@ -95,6 +97,9 @@ static int parse(struct bench *b, int argc, char **argv)
             break;
         case ROUNDS:
             ok = cli_parse_int(name, "--rounds", optarg, 1, 10000, &b->rounds);
+            break;
+        case CALLS:
+            ok = cli_parse_int(name, "--calls", optarg, 2, CALLS_MAX, &b->calls);
             break;
         case EXPERTS:
             ok = cli_parse_int(name, "--experts", optarg, 1, CUDA_EXPERTS_MAX, &b->experts);
@@ -124,6 +129,8 @@ static int parse(struct bench *b, int argc, char **argv)
         return cli_misuse(name, "takes no argument, got \"%s\"", argv[optind]);
     if (b->max_bytes < MIN_BYTES || b->max_bytes > 1u << 30)
         return cli_misuse(name, "--max-bytes is %llu: expected 4096 to 1G", (unsigned long long)b->max_bytes);
+    if (b->calls % 2)
+        return cli_misuse(name, "--calls is %lld: expected an even number", (long long)b->calls);
     if (b->experts > 0 && b->top_k > b->experts)
         return cli_misuse(name, "--top-k is %lld of %lld experts", (long long)b->top_k,
                           (long long)b->experts);
@@ -179,9 +186,10 @@ static bool time_ops(void *arg, struct cuda_gpu *g, int r)
     static const int way[WHAT_COUNT] = {CUDA_REDUCE_ONE_SHOT, CUDA_REDUCE_TWO_SHOT, CUDA_REDUCE_AUTO,
                                         CUDA_REDUCE_LIBRARY, CUDA_REDUCE_LIBRARY};
     struct bench *b = arg;
-    struct cuda_op op[OPS];
+    struct cuda_op op[CALLS_MAX];
+    int n_op = (int)b->calls;
     bool library = way[b->what] == CUDA_REDUCE_LIBRARY, pairs = b->what == NCCL_NORM;
-    for (int i = 0; i < OPS; i++) {
+    for (int i = 0; i < n_op; i++) {
         op[i] = (struct cuda_op){.n_row = b->n_row};
         if (pairs && i % 2) {
             op[i].kind = CUDA_OP_ADD_NORM;
@@ -192,7 +200,7 @@ static bool time_ops(void *arg, struct cuda_gpu *g, int r)
         op[i].as.all_reduce = (struct cuda_all_reduce){
             .norm = norm_of(b, r), .sum = library ? b->at[r].delta : NULL, .way = way[b->what]};
     }
-    double seconds = b->group.plugin->time(g, op, OPS, (int)b->rounds);
+    double seconds = b->group.plugin->time(g, op, n_op, (int)b->rounds);
     b->seconds[r] = pairs ? 2 * seconds : seconds;
     return seconds > 0;
 }
@@ -299,8 +307,13 @@ static bool run(struct bench *b)
 
 int bench_gpus(int argc, char **argv)
 {
-    struct bench b = {
-        .ranks = 2, .hidden = 4096, .rounds = 25, .top_k = 8, .max_rows = 4096, .max_bytes = 16u << 20};
+    struct bench b = {.ranks = 2,
+                      .hidden = 4096,
+                      .rounds = 25,
+                      .calls = 32,
+                      .top_k = 8,
+                      .max_rows = 4096,
+                      .max_bytes = 16u << 20};
     struct nyb_err err = {0};
     int status = parse(&b, argc, argv);
     if (status >= 0)
@@ -309,8 +322,9 @@ int bench_gpus(int argc, char **argv)
     if (!plugin)
         return cli_fail("bench gpus", &err);
     if (b.experts > 0) {
-        const struct gpus_bench rows = {(int)b.ranks, (int)b.hidden,   (int)b.rounds, (int)b.experts,
-                                        (int)b.top_k, (int)b.max_rows, b.one_gpu,     b.json};
+        const struct gpus_bench rows = {(int)b.ranks,    (int)b.hidden,  (int)b.rounds,
+                                        (int)b.calls,    (int)b.experts, (int)b.top_k,
+                                        (int)b.max_rows, b.one_gpu,      b.json};
         return bench_gpus_experts(&rows, plugin, &err) ? 0 : cli_fail("bench gpus", &err);
     }
     const struct gpu_group_options o = {

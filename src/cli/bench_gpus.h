@@ -6,7 +6,7 @@
 #include "kernels/cuda/cuda_plugin.h"
 
 struct gpus_bench {
-    int ranks, hidden, rounds;
+    int ranks, hidden, rounds, calls;
     int n_expert, top_k, max_rows; /* of each rank */
     bool one_gpu, json;
 };

@@ -10,7 +10,6 @@
 #include "kernels/checkkern_cuda_group.h"
 
 #define BUFFER_BYTES ((size_t)64 << 20) /* as served models have them */
-#define OPS          8                  /* of one graph */
 #define TIMEOUT_MS   20000
 
 /* A rank's arrays, the GPU's. */
@@ -139,8 +138,8 @@ static bool time_ops(void *arg, struct cuda_gpu *g, int r)
     struct bench *b = arg;
     const struct memory *m = &b->at[r];
     const struct cuda_spread rows = {m->count, m->place, b->n_row, rows_of_all(b)};
-    struct cuda_op op[OPS];
-    for (int i = 0; i < OPS; i++) {
+    struct cuda_op *op = mem_alloc((size_t)b->o->calls, sizeof(*op));
+    for (int i = 0; i < b->o->calls; i++) {
         op[i] = (struct cuda_op){.kind = b->products ? CUDA_OP_COMBINE : CUDA_OP_DISPATCH, .n_row = b->n_row};
         int32_t *first = b->products ? op[i].as.combine.first : op[i].as.dispatch.first;
         if (b->products)
@@ -164,7 +163,8 @@ static bool time_ops(void *arg, struct cuda_gpu *g, int r)
         for (int rank = 0; rank <= b->group.size; rank++)
             first[rank] = first_expert(b, rank);
     }
-    b->seconds[r] = b->group.plugin->time(g, op, OPS, b->o->rounds);
+    b->seconds[r] = b->group.plugin->time(g, op, b->o->calls, b->o->rounds);
+    free(op);
     return b->seconds[r] > 0;
 }
 

@@ -34,6 +34,7 @@ static const struct checkkern_cuda_row row_table[] = {
     {"cuda.dense", checkkern_cuda_dense},
     {"cuda.qkv", checkkern_cuda_qkv},
     {"cuda.attention", checkkern_cuda_attention},
+    {"cuda.joined", checkkern_cuda_joined},
     {"cuda.router", checkkern_cuda_router},
     {"cuda.moe.plain", checkkern_cuda_moe_plain},
     {"cuda.swiglu", checkkern_cuda_swiglu},

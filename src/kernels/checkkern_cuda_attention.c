@@ -8,7 +8,8 @@
 
 #define SEQ_MAX       4
 #define EXTRA_MAX     12
-#define KEYS_MAX      1300
+#define KEYS_MAX      2200
+#define KEYS_WHOLE    2048 /* more of a sequence are cut into parts */
 #define BF16_ROUNDING 0x1p-8
 
 /* Some sequences; all their tokens go through qkv, sequence after sequence, and the last ones ask. */
@@ -23,18 +24,25 @@ struct scene {
 
 static const int head_dim_table[] = {32, 128, 64, 24, 128, 96, 32, 64};
 
-/* One sequence that asks for one row, and has parts of all sizes. */
+/* One sequence that asks for one row: of several spans for each warp, or cut into parts, with either type of
+ * cache. */
 static bool is_long(int round)
 {
     return round % 6 >= 4;
+}
+static int long_keys(uint64_t *seed, int round)
+{
+    bool cut = round % 12 == 5 || round % 12 == 10;
+    return cut ? checkkern_int(seed, KEYS_WHOLE + 1, KEYS_MAX)
+               : checkkern_int(seed, KEYS_WHOLE / 2, KEYS_WHOLE);
 }
 
 static void make_sequences(struct gpu_case *c, uint64_t *seed, int round, struct scene *s)
 {
     s->n_seq = is_long(round) ? 1 : checkkern_int(seed, 1, SEQ_MAX);
     for (int i = 0; i < s->n_seq; i++) {
-        s->n_key[i] = is_long(round) ? checkkern_int(seed, KEYS_MAX - 300, KEYS_MAX)
-                                     : checkkern_int(seed, 1, round % 3 == 2 ? 400 : 90);
+        s->n_key[i] =
+            is_long(round) ? long_keys(seed, round) : checkkern_int(seed, 1, round % 3 == 2 ? 400 : 90);
         s->n_ask[i] = is_long(round) || checkkern_int(seed, 0, 1)
                           ? 1
                           : checkkern_int(seed, 1, s->n_key[i] < 150 ? s->n_key[i] : 150);
@@ -257,6 +265,15 @@ static struct lists make_lists(const struct scene *s, int extra, int n_split, in
     return l;
 }
 
+/* Rows up to a power of two have the same order of sums. */
+static int row_class(int n)
+{
+    int rows = 1;
+    while (rows < n)
+        rows *= 2;
+    return rows;
+}
+
 static struct cuda_op attention_op(struct gpu_case *c, const struct scene *s, const uint16_t *q,
                                    const struct lists *l, const int32_t *pos)
 {
@@ -342,8 +359,8 @@ bool checkkern_cuda_attention(const struct checkkern_gpu *g, struct checkkern_re
                 pos[row++] = s.n_key[k] - s.n_ask[k] + t;
         bool many = i % 3 == 2; /* more than eight rows in both */
         struct lists l = make_lists(&s, many ? EXTRA_MAX : 1, 1, CUDA_TILE_TOKENS),
-                     other = make_lists(&s, many ? EXTRA_MAX - 3 : 1 + i % 2, 1 + i % 4,
-                                        checkkern_int(&seed, 20, CUDA_TILE_TOKENS - 1));
+                     other = make_lists(&s, many ? EXTRA_MAX - 3 : row_class(l.n_single + 1) - l.n_single,
+                                        1 + i % 4, checkkern_int(&seed, 20, CUDA_TILE_TOKENS - 1));
         struct cuda_op op[3];
         op[0] = qkv_op(&c, &s);
         op[1] = attention_op(&c, &s, q, &l, pos);

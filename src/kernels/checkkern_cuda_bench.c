@@ -25,10 +25,10 @@ static const struct shape shape_table[] = {
 };
 /* Numbers of rows, and how often they are timed. */
 struct rows {
-    int n, row[6], n_work, n_round;
+    int n, row[8], n_work, n_round;
 };
 static const struct rows few = {6, {1, 2, 4, 8, 16, 32}, N_WORK, N_ROUND};
-static const struct rows many = {6, {64, 128, 256, 512, 2048, 8192}, 6, 9};
+static const struct rows many = {7, {64, 128, 256, 512, 1024, 2048, 8192}, 6, 9};
 
 /* Everything on the GPU that a bench of one shape needs. */
 struct bench {

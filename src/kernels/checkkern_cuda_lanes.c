@@ -47,8 +47,8 @@ struct lanes_case {
     struct cuda_span span[CUDA_PEERS_MAX][OPS_MAX];
     int n_op;
     struct cuda_graph *graph[CUDA_PEERS_MAX];
-    int n_row[2], n_side;
-    bool sends; /* sums are of parts that copy engines send */
+    int n_row[2], n_side, n_sm; /* n_sm: of each rank */
+    bool sends;                 /* sums are of parts that copy engines send */
     uint64_t seed;
 };
 
@@ -295,7 +295,7 @@ static bool lanes_case(struct lanes_case *c, const struct checkkern_gpu *g, stru
     randomize(c, g->rounds > 4 ? ROWS_MAX : 8); /* emulated ranks take a while */
     c->sends = !c->sends;
     c->n_op = c->sends ? OPS_MAX : OPS;
-    c->n_side = checkkern_int(&c->seed, 1, g->info.n_sm / 2);
+    c->n_side = checkkern_int(&c->seed, 1, c->n_sm / 2);
     bool ok = gpu_group_run(c->group, make_ready, c) && gpu_group_run(c->group, run_one_lane, c) &&
               gpu_group_run(c->group, record, c);
     if (!ok)
@@ -374,6 +374,7 @@ static bool check_group(const struct checkkern_gpu *g, bool apart, struct checkk
     bool ok = gpu_group_open(&group, g->plugin, &o);
     c->group = &group;
     c->seed = g->seed + apart;
+    c->n_sm = apart ? g->info.n_sm : g->info.n_sm / o.size;
     checkkern_case(report, ok, "%s", group.why);
     if (ok) {
         ok = take_memory(c, g->arena);
@@ -391,17 +392,8 @@ static bool check_group(const struct checkkern_gpu *g, bool apart, struct checkk
     return ok;
 }
 
-/* On two GPUs: of two ranks that shared one, either could hold SMs that the other needs to send its part
- * (plugin/lanes.cu). Emulated GPUs share nothing. */
+/* On two GPUs, or on one that both ranks share where there is no other. Emulated GPUs share nothing. */
 bool checkkern_cuda_lanes(const struct checkkern_gpu *g, struct checkkern_report *report)
 {
-    char why[256];
-    struct cuda_gpu *other = g->plugin->open(1, why, sizeof(why));
-    if (!other && g->info.major != 0) {
-        snprintf(report->detail, sizeof(report->detail), "two lanes of two ranks are checked on two GPUs");
-        return true;
-    }
-    if (other)
-        g->plugin->close(other);
-    return check_group(g, other != NULL, report);
+    return check_group(g, gpu_group_has(g, 1), report);
 }

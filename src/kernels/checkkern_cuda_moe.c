@@ -11,6 +11,7 @@
 
 struct moe_case {
     int n_row, n_used, n_expert, hidden, inner;
+    int n_shared;                      /* every row's last ones are the last experts */
     struct packed_rows gate, up, down; /* experts one after another */
     uint16_t *x;
     int32_t *id;
@@ -39,6 +40,11 @@ static void make_moe(struct arena *a, uint64_t *seed, struct moe_case *c, int pa
                    : pattern == 2 ? (i * 7 + i / c->n_used) % E
                                   : checkkern_int(seed, -1, E - 1);
         c->weight[i] = 0.5f + 0.4f * checkkern_float(seed);
+        int shared = i % c->n_used - (c->n_used - c->n_shared);
+        if (shared >= 0) {
+            c->id[i] = E - c->n_shared + shared;
+            c->weight[i] = 1.0f;
+        }
     }
     for (int m = 0; m < 3; m++) {
         c->scale[m] = arena_alloc(a, (size_t)E, sizeof(float));
@@ -77,7 +83,8 @@ static const float *run_moe(struct gpu_case *gc, const struct moe_case *c)
                          .n_used = c->n_used,
                          .n_expert = c->n_expert,
                          .hidden = c->hidden,
-                         .inner = c->inner};
+                         .inner = c->inner,
+                         .n_shared = c->n_shared};
     const struct cuda_op op = {.kind = CUDA_OP_MOE, .n_row = c->n_row, .as.moe = a};
     return gpu_case_run(gc, &op, 1) ? gpu_case_result(gc, out) : NULL;
 }
@@ -109,7 +116,7 @@ static double dot(const float *w, const uint16_t *x, int K, double scale, double
 }
 
 /* What slot `slot` adds to its row of expected [n_row][hidden], and how far off a kernel may be. h is rounded
- * to bf16 there, and what experts add too where rows are many; errors of its sums go through SwiGLU, whose
+ * to bf16 there, and what experts add too where pairs are many; errors of its sums go through SwiGLU, whose
  * slope is below 1.1 |up| and |silu|. */
 static void add_slot(const struct moe_case *c, struct expert *m, int e, int slot, double *expected,
                      double *allowed)
@@ -135,7 +142,7 @@ static void add_slot(const struct moe_case *c, struct expert *m, int e, int slot
             size += fabs((double)w[i]) * (m->h_error[i] + PACKED_SUM_TOLERANCE * fabs(m->h[i]));
         }
         expected[(size_t)row * (size_t)H + (size_t)o] += sum * factor;
-        if (c->n_row > CUDA_ROWS_MAX)
+        if (cuda_moe_is_for_many(c->n_row, c->n_used))
             size += BF16_ROUNDING * fabs(sum);
         allowed[(size_t)row * (size_t)H + (size_t)o] += size * fabs(factor);
     }
@@ -169,9 +176,11 @@ static bool compare_moe(const struct checkkern_gpu *g, const struct moe_case *c,
     }
     for (size_t i = 0; i < n; i++) {
         bool ok = checkkern_near(r, (double)out[i], expected[i], allowed[i] + 1e-30);
-        if (!checkkern_case(r, ok, "%d tokens, %d of %d experts of %d x %d: element %zu: %g, expected %g",
-                            c->n_row, c->n_used, c->n_expert, c->hidden, c->inner, i, (double)out[i],
-                            expected[i]))
+        if (!checkkern_case(r, ok,
+                            "%d tokens, %d of %d experts (%d are everybody's) of %d x %d: element %zu: %g, "
+                            "expected %g",
+                            c->n_row, c->n_used, c->n_expert, c->n_shared, c->hidden, c->inner, i,
+                            (double)out[i], expected[i]))
             return false;
     }
     return true;
@@ -187,6 +196,14 @@ static bool moe_case(const struct checkkern_gpu *g, uint64_t *seed, struct moe_c
     bool ok = out && compare_moe(g, &c, out, r);
     gpu_case_end(&gc);
     return ok;
+}
+
+/* In every other case one or two more experts that all rows take. */
+static void share_some(struct moe_case *c, uint64_t *seed)
+{
+    c->n_shared = checkkern_int(seed, 0, 1) * checkkern_int(seed, 1, 2);
+    c->n_used += c->n_shared;
+    c->n_expert += c->n_shared;
 }
 
 bool checkkern_cuda_moe(const struct checkkern_gpu *g, struct checkkern_report *r)
@@ -206,9 +223,15 @@ bool checkkern_cuda_moe(const struct checkkern_gpu *g, struct checkkern_report *
         {.n_row = 1, .n_used = 1, .n_expert = 1, .hidden = 1280, .inner = 192},
         {.n_row = 24, .n_used = 1, .n_expert = 1, .hidden = 640, .inner = 1536},
         {.n_row = 64, .n_used = 1, .n_expert = 1, .hidden = 640, .inner = 128},
+        /* as shared experts are joined to the others */
+        {.n_row = 1, .n_used = 9, .n_expert = 17, .hidden = 4096, .inner = 1408, .n_shared = 1},
+        {.n_row = 32, .n_used = 9, .n_expert = 60, .hidden = 256, .inner = 128, .n_shared = 1},
     };
+    /* More pairs than the kernel for few rows takes, of no more rows; one expert has all rows. */
+    static const struct moe_case pairs = {
+        .n_row = 64, .n_used = 9, .n_expert = 88, .hidden = 128, .inner = 64, .n_shared = 1};
     uint64_t seed = g->seed;
-    bool ok = true;
+    bool ok = moe_case(g, &seed, pairs, 0, r);
     for (size_t i = 0; i < COUNT_OF(real) && ok && g->rounds > 4; i++)
         ok = moe_case(g, &seed, real[i], 2, r);
     for (int i = 0; i < g->rounds && ok; i++) {
@@ -218,6 +241,7 @@ bool checkkern_cuda_moe(const struct checkkern_gpu *g, struct checkkern_report *
                              .n_expert = checkkern_int(&seed, 1, 24),
                              .hidden = 64 * checkkern_int(&seed, 1, 8),
                              .inner = 64 * checkkern_int(&seed, 1, 6)};
+        share_some(&c, &seed);
         ok = moe_case(g, &seed, c, i % 3, r);
     }
     return ok;
@@ -244,6 +268,7 @@ bool checkkern_cuda_moe_prefill(const struct checkkern_gpu *g, struct checkkern_
                              .n_expert = checkkern_int(&seed, 1, 24),
                              .hidden = 64 * checkkern_int(&seed, 1, 6),
                              .inner = 64 * checkkern_int(&seed, 1, 5)};
+        share_some(&c, &seed);
         ok = moe_case(g, &seed, c, i % 3, r);
     }
     return ok;

@@ -229,7 +229,8 @@ static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int ro
         x[(s.real - 1) * s.K + k] = NAN;
     s.x = x;
     s.bias = gpu_case_floats(c, seed, (size_t)s.E, 0.3f);
-    size_t n_slot = (size_t)(s.n_row * top_k);
+    int n_shared = checkkern_int(seed, 0, 3);
+    size_t n_slot = (size_t)(s.n_row * (top_k + n_shared));
     uint64_t *zero = arena_alloc(c->g->arena, (size_t)s.E, sizeof(*zero));
     memset(zero, 0, (size_t)s.E * sizeof(*zero));
     s.op.as.router = (struct cuda_router){
@@ -251,6 +252,7 @@ static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int ro
         .expert = gpu_case_out(c, n_slot * 4),
         .weight = gpu_case_out(c, n_slot * 4),
         .load = gpu_case_in_out(c, zero, (size_t)s.E * sizeof(*zero)),
+        .n_shared = n_shared,
     };
     return s;
 }
@@ -305,17 +307,19 @@ static bool check_choice(struct gpu_case *c, const struct router_case *s)
     pool_close(pool);
     uint64_t *times = arena_alloc(c->g->arena, (size_t)a->n_expert, sizeof(*times));
     memset(times, 0, (size_t)a->n_expert * sizeof(*times));
-    for (int i = 0; i < s->n_row * a->top_k; i++) {
-        bool padding = i >= s->real * a->top_k;
-        int e = padding ? -1 : id[i];
-        double expected = padding ? 0.0 : (double)w[i];
+    int used = a->top_k + a->n_shared;
+    for (int i = 0; i < s->n_row * used; i++) {
+        int row = i / used, place = i % used, at = row * a->top_k + place;
+        bool padding = row >= s->real, shared = place >= a->top_k;
+        int e = padding ? -1 : shared ? a->n_expert + place - a->top_k : id[at];
+        double expected = padding ? 0.0 : shared ? 1.0 : (double)w[at];
         bool ok = expert[i] == e && (isnan(expected) ? isnan(weight[i])
                                                      : checkkern_near(c->report, (double)weight[i], expected,
                                                                       WEIGHT_ROUNDING * expected));
-        if (!padding)
+        if (!padding && !shared)
             times[e]++;
-        if (!checkkern_case(c->report, ok, "row %d, place %d: expert %d by %g, expected %d by %g",
-                            i / a->top_k, i % a->top_k, expert[i], (double)weight[i], e, expected))
+        if (!checkkern_case(c->report, ok, "row %d, place %d: expert %d by %g, expected %d by %g", row, place,
+                            expert[i], (double)weight[i], e, expected))
             return false;
     }
     return checkkern_case(c->report, memcmp(times, load, (size_t)a->n_expert * sizeof(*times)) == 0,

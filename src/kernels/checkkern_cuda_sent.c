@@ -230,6 +230,38 @@ static bool check_refusals(struct sent_case *c, struct checkkern_report *report)
     return ok && refuses(c, op, 2, "which a slot holds", report);
 }
 
+/* ---- without room ---------------------------------------------------------------------------------- */
+
+struct dropping {
+    struct sent_case *c;
+    bool others;
+};
+
+static bool drop(void *arg, struct cuda_gpu *g, int r)
+{
+    const struct dropping *a = arg;
+    (void)r;
+    return a->c->group->plugin->peers_drop_sent(g, a->others);
+}
+
+/* When the room for parts has been given back none are sent, and sums by one kernel are as before. */
+static bool check_dropped(struct sent_case *c, struct checkkern_report *report)
+{
+    struct dropping others = {c, true}, own = {c, false};
+    plan_case(c);
+    randomize(c);
+    bool ok = gpu_group_run(c->group, write_inputs, c) && gpu_group_run(c->group, run_fused, c);
+    for (int r = 0; r < c->group->size; r++)
+        memcpy(c->after[r], c->expected[r], sizeof(struct sent_arrays));
+    ok = ok && gpu_group_run(c->group, drop, &others) && gpu_group_run(c->group, drop, &own) &&
+         gpu_group_run(c->group, write_inputs, c) && gpu_group_run(c->group, run_fused, c);
+    checkkern_case(report, ok, "%s", c->group->why);
+    for (int r = 0; r < c->group->size && ok; r++)
+        ok = checkkern_case(report, memcmp(c->after[r], c->expected[r], sizeof(struct sent_arrays)) == 0,
+                            "rank %d: other sums without room for parts", r);
+    return ok && refuses(c, c->sent[0], OPS, "which a slot holds", report);
+}
+
 /* ---- groups ---------------------------------------------------------------------------------------- */
 
 static bool take_memory(struct sent_case *c, struct arena *a)
@@ -264,7 +296,7 @@ static bool check_group(const struct checkkern_gpu *g, int size, bool apart, str
         checkkern_case(report, ok, "no memory for %d ranks", size);
         for (int i = 0; i < g->rounds && ok; i++)
             ok = sent_case(c, report);
-        ok = ok && check_refusals(c, report);
+        ok = ok && check_refusals(c, report) && check_dropped(c, report);
         for (int r = 0; r < group.size; r++)
             if (c->gpu[r])
                 g->plugin->release(group.gpu[r], c->gpu[r]);

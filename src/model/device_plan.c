@@ -37,12 +37,23 @@ void device_plan_norm(struct device *d, int layer, int n_row, const int32_t *cou
             (struct cuda_all_reduce){.norm = *n, .way = d->sum_way};
 }
 
+/* From 17 to 64 rows one that is an MLP of its own was 2 % of a step faster as that (docs/SPEED.md). */
+#define APART_FROM 17
+#define APART_TO   64
+
+bool device_joins_shared(const struct device_layer *l, int n_row)
+{
+    int n = l->experts.n_shared;
+    return n > 1 || (n == 1 && (n_row < APART_FROM || n_row > APART_TO));
+}
+
 /* What the operators of one plan share. */
 struct planning {
     struct device *d;
     struct device_part part;
     struct device_room room; /* its rows */
     int layer;
+    int n_row; /* of the whole step */
     /* what this rank has left to be added to the stream: nothing where it has no part of the half layer */
     bool any;           /* a half layer has been planned                      */
     bool delta, shared; /* and has left something in room.delta, room.shared  */
@@ -175,8 +186,9 @@ static void plan_attention(struct planning *p, const struct device_layer *l)
     plan_part(p, false, &l->o, c->hidden, q, y, once(p, l->o_bias), r->delta);
 }
 
+/* n_used: experts of a row; of them and of all the last n_shared, which every row takes. */
 static void plan_packed_mlp(struct planning *p, const struct device_mlp *m, const int32_t *id,
-                            const float *weight, int n_used, float *out)
+                            const float *weight, int n_used, int n_shared, float *out)
 {
     next(p, CUDA_OP_MOE)->as.moe = (struct cuda_moe){.gate_up = m->gate_up,
                                                      .down = m->packed_down,
@@ -188,9 +200,10 @@ static void plan_packed_mlp(struct planning *p, const struct device_mlp *m, cons
                                                      .weight = weight,
                                                      .out = out,
                                                      .n_used = n_used,
-                                                     .n_expert = m->n_expert,
+                                                     .n_expert = m->n_expert - m->n_shared + n_shared,
                                                      .hidden = p->d->config->hidden,
-                                                     .inner = m->inner};
+                                                     .inner = m->inner,
+                                                     .n_shared = n_shared};
 }
 
 /* False: nothing of it is this rank's. */
@@ -201,7 +214,7 @@ static bool plan_dense(struct planning *p, const struct device_mlp *m, float *ou
     if (m->inner == 0)
         return false;
     if (m->way == MLP_PACKED) {
-        plan_packed_mlp(p, m, r->only, r->ones, 1, out);
+        plan_packed_mlp(p, m, r->only, r->ones, 1, 0, out);
         return true;
     }
     bool unrounded =
@@ -216,7 +229,7 @@ static bool plan_dense(struct planning *p, const struct device_mlp *m, float *ou
     return true;
 }
 
-static void plan_router(struct planning *p, const struct device_layer *l)
+static void plan_router(struct planning *p, const struct device_layer *l, int n_shared)
 {
     struct device *d = p->d;
     const struct moe_config *m = &d->config->moe;
@@ -239,7 +252,8 @@ static void plan_router(struct planning *p, const struct device_layer *l)
                              .scaling = m->scaling,
                              .expert = r->expert,
                              .weight = r->expert_weight,
-                             .load = d->ep ? NULL : d->load + (size_t)p->layer * (size_t)m->n_expert};
+                             .load = d->ep ? NULL : d->load + (size_t)p->layer * (size_t)m->n_expert,
+                             .n_shared = n_shared};
 }
 
 static void plan_plain_experts(struct planning *p, const struct device_mlp *m)
@@ -282,26 +296,29 @@ static void plan_w4a4_experts(struct planning *p, const struct device_mlp *m)
 static void plan_experts(struct planning *p, const struct device_layer *l)
 {
     const struct device_room *r = &p->room;
-    plan_router(p, l);
+    bool joins = device_joins_shared(l, p->n_row);
+    int n_shared = joins ? l->experts.n_shared : 0;
+    plan_router(p, l, n_shared);
     if (p->d->ep)
         device_ep_plan_dispatch(p->d, &p->part, p->layer);
     p->delta = l->experts.inner > 0;
     if (!p->delta)
         ;
     else if (l->experts.way == MLP_PACKED)
-        plan_packed_mlp(p, &l->experts, r->expert, r->expert_weight, p->d->config->moe.top_k, r->delta);
+        plan_packed_mlp(p, &l->experts, r->expert, r->expert_weight, p->d->config->moe.top_k + n_shared,
+                        n_shared, r->delta);
     else if (l->experts.way == MLP_W4A4)
         plan_w4a4_experts(p, &l->experts);
     else
         plan_plain_experts(p, &l->experts);
     if (p->d->ep)
         device_ep_plan_combine(p->d, &p->part, p->layer);
-    p->shared = plan_dense(p, &l->mlp, r->shared);
+    p->shared = !joins && plan_dense(p, &l->mlp, r->shared);
 }
 
 void device_plan_part(struct device *d, const struct device_shape *s, int half)
 {
-    struct planning p = {.d = d, .part = device_part_of(s, d->input, half), .layer = -1};
+    struct planning p = {.d = d, .part = device_part_of(s, d->input, half), .layer = -1, .n_row = s->n_row};
     p.room = device_room_from(d, p.part.first);
     plan_embed(&p);
     for (p.layer = 0; p.layer < d->config->n_layer; p.layer++) {

@@ -3,14 +3,15 @@
 #include "kernels/cuda/cuda_layout.h"
 #include "model/device_ep.h"
 
-/* What the last layer has left to be added, on this rank. */
-static void last_deltas(const struct device *d, const float *delta[CUDA_DELTAS_MAX])
+/* What the last layer of a step of so many rows has left to be added, on this rank. */
+static void last_deltas(const struct device *d, int n_row, const float *delta[CUDA_DELTAS_MAX])
 {
     const struct device_layer *last = &d->layer[d->config->n_layer - 1];
     bool summed = device_has_parts(d) && d->no_fusion;
     int inner = last->is_moe ? last->experts.inner : last->mlp.inner;
     delta[0] = summed || inner > 0 ? d->room.delta : NULL;
-    delta[1] = !summed && last->is_moe && last->mlp.inner > 0 ? d->room.shared : NULL;
+    bool apart = last->is_moe && last->mlp.inner > 0 && !device_joins_shared(last, n_row);
+    delta[1] = !summed && apart ? d->room.shared : NULL;
 }
 
 /* A rank's part of the vocabulary. */
@@ -67,7 +68,7 @@ void device_plan_head(struct device *d, const struct device_shape *s, int first,
                                  .y_float = unrounded ? r->x_out_float : NULL,
                                  .n = c->hidden,
                                  .eps = c->norm_eps};
-    last_deltas(d, norm.delta);
+    last_deltas(d, s->n_row, norm.delta);
     if (d->ep)
         device_ep_plan_head_rows(d, s, &norm, first, n_out);
     else

@@ -26,14 +26,14 @@ static bool read_plain(const struct device_place *place, const struct fill_piece
            (!place->block || peek(place, p->scales, place->block + row * blocks, n * blocks));
 }
 
-/* Rows from `row` on of the piece, out of the tiles that hold them. */
+/* Rows from `row` on of the piece, or a part of their columns, out of the tiles that hold them. */
 static void unpack(const struct device_place *place, const struct fill_piece *p, size_t row, size_t n_row,
-                   const uint8_t *tiles)
+                   size_t part, const uint8_t *tiles)
 {
-    size_t k = (size_t)p->slot->weight->k;
-    uint8_t *codes = p->rows + row * (k / 2), *scales = p->scales + row * (k / FP4_GROUP);
+    size_t k = (size_t)p->slot->weight->k, wide = k / (size_t)place->n_part, column = part * wide;
+    uint8_t *codes = p->rows + (row * k + column) / 2, *scales = p->scales + (row * k + column) / FP4_GROUP;
     if (place->layout == PLACE_PACKED)
-        cuda_layout_unpack(codes, scales, tiles, n_row, k);
+        cuda_layout_unpack(codes, scales, tiles, n_row, wide, k);
     else
         cuda_layout_unpack_pair(codes, scales, tiles, place->layout == PLACE_UP, n_row, k);
 }
@@ -42,7 +42,9 @@ static void unpack(const struct device_place *place, const struct fill_piece *p,
 static enum nyb_code read_packed(const struct device_place *place, const struct fill_piece *p, size_t height,
                                  struct nyb_err *err)
 {
-    size_t tile = cuda_layout_bytes(CUDA_UNIT_ROWS, (size_t)p->slot->weight->k), n_row = (size_t)p->n_row;
+    const struct weight *w = p->slot->weight;
+    size_t n_part = (size_t)place->n_part, wide = (size_t)w->k / n_part, n_row = (size_t)p->n_row;
+    size_t tile = cuda_layout_bytes(CUDA_UNIT_ROWS, wide), matrix = cuda_layout_bytes((size_t)w->n, wide);
     size_t first = (size_t)p->row / height, n_tile = (n_row + height - 1) / height;
     size_t step = tile < STRIP_BYTES ? STRIP_BYTES / tile : 1;
     step = step < n_tile ? step : n_tile;
@@ -51,12 +53,13 @@ static enum nyb_code read_packed(const struct device_place *place, const struct 
     if (!strip)
         return err_set(err, NYB_E_MEMORY, "no memory for %zu bytes of weights of a GPU", step * tile);
     bool ok = true;
-    for (size_t done = 0, n; done < n_tile && ok; done += n) {
+    for (size_t i = 0, n; i < n_part * n_tile && ok; i += n) {
+        size_t part = i / n_tile, done = i % n_tile;
         n = n_tile - done < step ? n_tile - done : step;
         size_t left = n_row - done * height, rows = left < n * height ? left : n * height;
-        ok = peek(place, strip, place->data + (first + done) * tile, n * tile);
+        ok = peek(place, strip, place->data + part * matrix + (first + done) * tile, n * tile);
         if (ok)
-            unpack(place, p, done * height, rows, strip);
+            unpack(place, p, done * height, rows, part, strip);
     }
     free(strip);
     return ok ? NYB_OK : device_failed(place->device, "reading weights", err);

@@ -88,6 +88,24 @@ static void *take(struct taking *t, int n, int width, size_t size)
     return t->base ? t->base + at + (size_t)t->row * (size_t)width * size : NULL;
 }
 
+int device_used(const struct device *d)
+{
+    int shared = 0;
+    for (int i = 0; i < d->config->n_layer; i++)
+        if (d->layer[i].experts.n_shared > shared)
+            shared = d->layer[i].experts.n_shared;
+    return d->config->moe.top_k + shared;
+}
+
+/* Whether some layer's shared experts are launches of their own. */
+static bool has_shared(const struct device *d)
+{
+    for (int i = 0; i < d->config->n_layer; i++)
+        if (d->layer[i].is_moe && d->layer[i].mlp.inner > 0)
+            return true;
+    return false;
+}
+
 /* Widest of the MLPs that are made of three products; 0: there is none. */
 static int linear_inner(const struct device *d)
 {
@@ -133,7 +151,7 @@ static void lay_out(const struct device *d, struct device_room *r, struct taking
     int head = n < DEVICE_HEAD_ROWS ? n : DEVICE_HEAD_ROWS;
     r->residual = take(t, n, c->hidden, sizeof(float));
     r->delta = take(t, n, c->hidden, sizeof(float));
-    r->shared = take(t, c->moe.shared_intermediate ? n : 0, c->hidden, sizeof(float));
+    r->shared = take(t, has_shared(d) ? n : 0, c->hidden, sizeof(float));
     r->x = take(t, n, c->hidden, sizeof(uint16_t));
     r->x_float = take(t, n, c->hidden, sizeof(float));
     r->q = take(t, n, q, sizeof(float));
@@ -142,8 +160,8 @@ static void lay_out(const struct device *d, struct device_room *r, struct taking
     r->q_out = take(t, n, q, sizeof(uint16_t));
     r->attended = take(t, n, q, sizeof(uint16_t));
     r->router_logits = take(t, n, c->moe.n_expert, sizeof(float));
-    r->expert = take(t, n, c->moe.top_k, sizeof(int32_t));
-    r->expert_weight = take(t, n, c->moe.top_k, sizeof(float));
+    r->expert = take(t, n, device_used(d), sizeof(int32_t));
+    r->expert_weight = take(t, n, device_used(d), sizeof(float));
     r->gate = take(t, n, inner, sizeof(float));
     r->up = take(t, n, inner, sizeof(float));
     r->h = take(t, n, inner, sizeof(uint16_t));

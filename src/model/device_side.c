@@ -129,6 +129,22 @@ static bool find_sent(struct device *d, float *x, size_t most)
     return true;
 }
 
+/* Nothing will be sent: the room for it is given back, the others' first. */
+static enum nyb_code drop_sent(struct device *d, struct comm *comm, struct nyb_err *err)
+{
+    for (int own = 0; own < 2; own++) {
+        enum nyb_code code = d->plugin->peers_drop_sent(d->gpu, !own)
+                                 ? NYB_OK
+                                 : device_failed(d, "giving back room for parts of sums", err);
+        TRY(ranks_agree(comm, code, err));
+    }
+    if (comm_rank(comm) == 0)
+        log_info("two-batch overlap: copy engines send nothing: %.0f MB on each GPU are given back",
+                 (double)((size_t)CUDA_SEND_SLOTS * (size_t)(comm_size(comm) - 1) * d->sent.bytes) * 1e-6);
+    d->sent.bytes = 0;
+    return NYB_OK;
+}
+
 /* Rank 0's choice is everybody's. */
 static enum nyb_code choose_sent(struct device *d, struct comm *comm, float *x, size_t most,
                                  struct nyb_err *err)
@@ -137,7 +153,9 @@ static enum nyb_code choose_sent(struct device *d, struct comm *comm, float *x, 
         most /= 2;
     enum nyb_code code = find_sent(d, x, most) ? NYB_OK : device_failed(d, "measuring copies to peers", err);
     TRY(ranks_agree(comm, code, err));
-    return comm_broadcast(comm, &d->sent.from, sizeof(d->sent.from)) ? NYB_OK : comm_status(comm, err);
+    if (!comm_broadcast(comm, &d->sent.from, sizeof(d->sent.from)))
+        return comm_status(comm, err);
+    return d->sent.from == SIZE_MAX ? drop_sent(d, comm, err) : NYB_OK;
 }
 
 /* ---- joining --------------------------------------------------------------------------------------- */
@@ -185,5 +203,7 @@ enum nyb_code device_join_overlap(struct device *d, struct comm *comm, struct ny
         d->no_overlap |= all[r];
     if (d->no_overlap && comm_rank(comm) == 0)
         log_warn("two-batch overlap is left out: NCCL adds up, beside whose kernels not everything fits");
-    return d->no_overlap ? NYB_OK : calibrate(d, comm, err);
+    if (d->no_overlap)
+        return d->sent.bytes > 0 ? drop_sent(d, comm, err) : NYB_OK;
+    return calibrate(d, comm, err);
 }

@@ -21,6 +21,7 @@ struct device_place {
     const void *of; /* the struct weight, or the float *, of the slot */
     enum place_layout layout;
     uint8_t *data, *block;
+    int n_part; /* PLACE_PACKED: matrices that its columns are cut into, one after the other */
 };
 
 /* An MLP, or the experts of a layer. */
@@ -33,6 +34,8 @@ enum mlp_way {
 struct device_mlp {
     enum mlp_way way;
     int n_expert, inner;                    /* n_expert 1: dense; inner 0: absent */
+    int n_shared;                           /* MLP_PACKED: of them, the last, that every row takes: parts of
+                                               the shared experts' MLP */
     uint8_t *gate_up, *packed_down;         /* MLP_PACKED */
     struct cuda_weight gate, up, down;      /* else; scales in any case */
     float *gate_bias, *up_bias, *down_bias; /* or NULL */
@@ -50,7 +53,8 @@ struct device_layer {
     bool is_moe;
     struct cuda_weight router;
     float *correction_bias;
-    struct device_mlp experts, mlp; /* mlp: of a dense layer, or the shared experts */
+    struct device_mlp experts, mlp; /* mlp: of a dense layer, or the shared experts where they are or may be
+                                       apart (device_joins_shared) */
 };
 
 /* Memory of a step's rows, the GPU's. */
@@ -64,8 +68,8 @@ struct device_room {
     float *q, *k, *v;                    /* (n_row, heads * dim)    */
     uint16_t *q_out, *attended;          /* (n_row, heads * dim)    */
     float *router_logits;                /* (n_row, n_expert)       */
-    int32_t *expert;                     /* (n_row, top_k)          */
-    float *expert_weight;                /* (n_row, top_k)          */
+    int32_t *expert;                     /* (n_row, device_used) at most: a layer's rows have no gaps */
+    float *expert_weight;                /* the same                */
     float *gate, *up;                    /* (n_row, inner) of MLP_LINEAR */
     uint16_t *h;                         /* (n_row, inner)          */
     int32_t *only;                       /* (n_row) zeros: the one expert of a dense MLP */
@@ -231,6 +235,9 @@ enum nyb_code device_alloc(struct device *d, void **out, size_t bytes, const cha
 
 /* ---- device_room.c ------------------------------------------------------------------------------- */
 
+/* Experts of a row in any layer: those that it chooses, and those that every row takes. */
+int device_used(const struct device *d);
+
 /* The same memory from a row on, but for what the head has. */
 struct device_room device_room_from(const struct device *d, int row);
 enum nyb_code device_room_reserve(struct device *d, int n_row, struct nyb_err *err) NYB_MUST_CHECK;
@@ -286,6 +293,9 @@ void device_plan_layers(struct device *d, const struct device_shape *s);
 void device_plan_part(struct device *d, const struct device_shape *s, int half);
 struct cuda_op *device_plan_add(struct device *d, int layer, enum cuda_op_kind kind, int n_row,
                                 const int32_t *count);
+/* Whether a layer's shared experts are in the launch of the others in a step of so many rows, of both halves
+ * together if it is cut. */
+bool device_joins_shared(const struct device_layer *l, int n_row);
 /* A norm: of what several ranks have together, unless that is `summed` up already (or there is nothing). */
 void device_plan_norm(struct device *d, int layer, int n_row, const int32_t *count,
                       const struct cuda_add_norm *n, bool summed);

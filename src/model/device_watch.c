@@ -20,17 +20,22 @@ static enum nyb_code show_hidden(const struct device_watch *w, int layer, const 
     return ok ? NYB_OK : device_failed(d, "reading hidden states", w->err);
 }
 
-static enum nyb_code show_routing(const struct device_watch *w, int layer)
+static enum nyb_code show_routing(const struct device_watch *w, int layer, const struct cuda_router *router)
 {
     const struct device *d = w->d;
-    int top_k = d->config->moe.top_k;
-    size_t n = (size_t)w->n_tok * (size_t)top_k;
+    int top_k = d->config->moe.top_k, used = top_k + router->n_shared;
+    size_t n = (size_t)w->n_tok * (size_t)used;
     if (!w->probe->routing || w->n_tok == 0)
         return NYB_OK;
     int32_t *expert = mem_alloc(n, sizeof(*expert));
     float *weight = mem_alloc(n, sizeof(*weight));
     bool ok = d->plugin->read(d->gpu, expert, d->room.expert, n * sizeof(*expert)) &&
               d->plugin->read(d->gpu, weight, d->room.expert_weight, n * sizeof(*weight));
+    for (int t = 1; t < w->n_tok; t++) /* the chosen ones without gaps */
+        for (int i = 0; i < top_k; i++) {
+            expert[t * top_k + i] = expert[t * used + i];
+            weight[t * top_k + i] = weight[t * used + i];
+        }
     if (ok)
         w->probe->routing(w->probe->arg, layer, expert, weight, w->n_tok, top_k);
     free(expert);
@@ -46,7 +51,7 @@ static enum nyb_code show_after(const struct device_watch *w, int i)
     if (op->kind == CUDA_OP_EMBED)
         return show_hidden(w, -1, d->room.residual);
     if (op->kind == CUDA_OP_ROUTER)
-        return show_routing(w, layer);
+        return show_routing(w, layer, &op->as.router);
     const struct cuda_add_norm *norm = op->kind == CUDA_OP_ADD_NORM     ? &op->as.add_norm
                                        : op->kind == CUDA_OP_ALL_REDUCE ? &op->as.all_reduce.norm
                                                                         : NULL;

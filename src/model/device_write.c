@@ -37,7 +37,8 @@ static bool write_packed(const struct device_place *place, const struct fill_pie
                                    .first = p->row,
                                    .n_row = p->n_row,
                                    .n_whole = w->n,
-                                   .K = w->k};
+                                   .K = w->k,
+                                   .n_part = place->n_part};
     return d->plugin->pack(d->gpu, &pack);
 }
 

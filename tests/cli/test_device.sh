@@ -79,13 +79,15 @@ NYBBLE_NCCL=$WORK/nowhere.so expect_status 0 "$NYBBLE" verify --device cuda --te
     "$SHARED/golden/glm4_moe-modelopt"
 expect_in out "verdict      pass"
 expect_in err "sums of GPUs that are not fused are this program's own: NCCL: $WORK/nowhere.so"
-NYBBLE_NCCL=$WORK/nowhere.so expect_status 0 "$NYBBLE" bench gpus --ranks 2 --max-bytes 16K --rounds 2 --hidden 512 --json
+NYBBLE_NCCL=$WORK/nowhere.so expect_status 0 "$NYBBLE" bench gpus --ranks 2 --max-bytes 16K --rounds 2 --calls 8 --hidden 512 --json
 expect_in out '"bytes": 16384, "limit_us": '
 expect_in err "NCCL is not measured: NCCL: $WORK/nowhere.so"
-expect_status 0 "$NYBBLE" bench gpus --experts 16 --top-k 4 --max-rows 4 --rounds 1 --hidden 256 --json
+expect_status 0 "$NYBBLE" bench gpus --experts 16 --top-k 4 --max-rows 4 --rounds 1 --calls 8 --hidden 256 --json
 expect_in out '"rows": 4, "dispatch_us": '
 expect_status 2 "$NYBBLE" bench gpus --experts 4
 expect_in err "--top-k is 8 of 4 experts"
+expect_status 2 "$NYBBLE" bench gpus --calls 7
+expect_in err "--calls is 7: expected an even number"
 for option in --moe-backend --gemm-backend; do
     expect_status 0 "$NYBBLE" verify --device cuda $option reference "$SHARED/golden/qwen3_moe-modelopt"
 done

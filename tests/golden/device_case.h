@@ -24,6 +24,7 @@ struct how {
     int max_tokens;
     enum device_backend backend; /* cublaslt-nvfp4 computes w4a4 */
     bool bf16_cache;
+    uint64_t seed; /* of random weights; 0: the checkpoint's */
 };
 
 static inline struct model *open_on_device(const char *folder, struct how how)
@@ -31,6 +32,8 @@ static inline struct model *open_on_device(const char *folder, struct how how)
     struct nyb_err err;
     struct model *m;
     const struct model_options o = {.folder = folder,
+                                    .load_format = how.seed ? LOAD_DUMMY : LOAD_AUTO,
+                                    .dummy_seed = how.seed,
                                     .compute = how.backend == DEVICE_BACKEND_CUBLASLT_NVFP4 ? COMPUTE_W4A4
                                                                                             : COMPUTE_BF16,
                                     .n_thread = 2,
@@ -51,6 +54,26 @@ static inline struct model *open_golden(const char *name, struct how how)
     struct model *m = open_on_device(folder, how);
     free(folder);
     return m;
+}
+
+/* A folder in the workshop for random weights, of sizes that the packed kernels take, as golden models with
+ * shared experts have not: in the second layer 6 experts and n_shared that all tokens take. */
+static inline char *shared_experts_folder(int inner, int n_shared)
+{
+    char *folder = mem_printf("%s/shared-%d-%d", workshop, inner, n_shared);
+    char *text = mem_printf(
+        "{\"model_type\": \"glm4_moe\", \"architectures\": [\"Glm4MoeForCausalLM\"], \"vocab_size\": 512,"
+        "\"hidden_size\": 128, \"intermediate_size\": 256, \"num_hidden_layers\": 2,"
+        "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 32,"
+        "\"max_position_embeddings\": 512, \"moe_intermediate_size\": %d, \"num_experts_per_tok\": 2,"
+        "\"n_shared_experts\": %d, \"n_routed_experts\": 6, \"first_k_dense_replace\": 1,"
+        "\"eos_token_id\": 2, \"quantization_config\": {\"quant_method\": \"modelopt\","
+        "\"quant_algo\": \"NVFP4\", \"ignore\": [\"lm_head\", \"model.layers.*.mlp.gate\"]}}",
+        inner, n_shared);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    folder_write_text(folder, "config.json", text);
+    free(text);
+    return folder;
 }
 
 /* ---- sequences ----------------------------------------------------------------------------------------- */
@@ -156,6 +179,16 @@ static inline struct talk talk_to(struct model *m, int n_seq, int only)
 static inline size_t talk_bytes(const struct model *m, const struct talk *t)
 {
     return (STEPS + 1) * (size_t)t->n_seq * (size_t)model_config(m)->vocab * sizeof(float);
+}
+
+/* Of one sequence: nearly the same logits as long as both have taken the same tokens, which at least the
+ * second step has. */
+static inline void assert_alike(const struct talk *a, const struct talk *b, size_t vocab)
+{
+    size_t taken = (size_t)a->len[0] - STEPS - 1, s = 0;
+    for (; s <= STEPS && !memcmp(a->id[0], b->id[0], (taken + s) * sizeof(int32_t)); s++)
+        assert_true(golden_error(a->logits + s * vocab, b->logits + s * vocab, vocab) < 0.03);
+    assert_true(s > 1);
 }
 
 /* ---- draws --------------------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 
 static pid_t *last_rank;          /* its process, in memory that all ranks share */
 static bool ranks_have_sequences; /* of the next group: sequences and experts are on one rank each */
+static struct how how_ranks;      /* of the next group: its seed and backend                        */
 
 /* A model over n processes, each with an emulated GPU of its own: this one is rank 0. */
 static struct model *open_ranks(const char *folder, int n_rank, bool no_fusion)
@@ -22,6 +23,10 @@ static struct model *open_ranks(const char *folder, int n_rank, bool no_fusion)
     assert_ptr_not_equal(last_rank, MAP_FAILED);
     golden_must(comm_fork(&comm, n_rank, &ranks, &err), &err);
     const struct model_options o = {.folder = folder,
+                                    .load_format = how_ranks.seed ? LOAD_DUMMY : LOAD_AUTO,
+                                    .dummy_seed = how_ranks.seed,
+                                    .moe_backend = how_ranks.backend,
+                                    .gemm_backend = how_ranks.backend,
                                     .compute = COMPUTE_BF16,
                                     .n_thread = 1,
                                     .kv_type = MODEL_KV_AUTO,
@@ -150,7 +155,8 @@ static void check_odd_logits(struct model *one, struct model *m, int each, int n
 }
 
 /* Every number is that of one GPU, bit for bit, wherever rows and experts are, as long as the same kernels
- * take the rows: those of packed weights do here. */
+ * take the rows: those of packed weights do here, of the prompts of five sequences and of fewer than 32 rows.
+ */
 static void test_sequences_of_ranks_have_the_bits_of_one(void **state)
 {
     (void)state;
@@ -159,13 +165,14 @@ static void test_sequences_of_ranks_have_the_bits_of_one(void **state)
     ranks_have_sequences = true;
     struct model *one = open_golden(name, (struct how){0}), *m = open_golden_ranks(name, 2, false);
     ranks_have_sequences = false;
-    struct talk want = talk_to(one, 3, -1), a = talk_to(m, 3, -1);
+    struct talk want = talk_to(one, SEQ_MAX, -1), a = talk_to(m, SEQ_MAX, -1), three = talk_to(m, 3, -1);
     assert_memory_equal(a.logits, want.logits, talk_bytes(m, &a));
-    check_first_step(m, &a);
+    check_first_step(m, &three);
     check_odd_logits(one, m, 4, 300);
     check_odd_logits(one, m, 1, 5); /* a graph */
     free(want.logits);
     free(a.logits);
+    free(three.logits);
     model_close(one);
     model_close(m);
 }
@@ -193,6 +200,45 @@ static void test_sequences_of_ranks_say_what_one_says(void **state)
     check_drawn_steps(m, 2);
     model_close(one);
     model_close(m);
+}
+
+/* Shared experts behind the others, of which each rank has its part of every one, beside kernels that run
+ * them apart: random weights depend on how they are shared out. With experts on one rank each they are apart.
+ */
+static void test_joined_shared_experts_of_ranks(void **state)
+{
+    (void)state;
+    NEED_DEVICE;
+    char *folder = shared_experts_folder(128, 2);
+    struct model *m[2], *one = open_on_device(folder, (struct how){.seed = 1});
+    struct talk t[2], alone[2];
+    size_t n = 3 * (size_t)model_config(one)->vocab; /* of the prompts */
+    for (int i = 0; i < 2; i++) {
+        how_ranks = (struct how){.seed = 1, .backend = i ? DEVICE_BACKEND_REFERENCE : DEVICE_BACKEND_AUTO};
+        m[i] = open_ranks(folder, 2, false);
+        t[i] = talk_to(m[i], 3, -1);
+        alone[i] = talk_on(m[i], 1, -1);
+        model_close(m[i]);
+    }
+    assert_true(golden_error(t[0].logits, t[1].logits, n) < 0.02);
+    assert_alike(&alone[0], &alone[1], n / 3);
+    for (int i = 0; i < 2; i++) {
+        free(t[i].logits);
+        free(alone[i].logits);
+    }
+    how_ranks = (struct how){.seed = 1};
+    ranks_have_sequences = true;
+    m[1] = open_ranks(folder, 2, false);
+    ranks_have_sequences = false;
+    how_ranks = (struct how){0};
+    t[0] = talk_to(one, 3, -1);
+    t[1] = talk_to(m[1], 3, -1);
+    assert_true(golden_error(t[1].logits, t[0].logits, n) < 0.02);
+    free(t[0].logits);
+    free(t[1].logits);
+    model_close(m[1]);
+    model_close(one);
+    free(folder);
 }
 
 static void test_updates_of_ranks_keep_graphs(void **state)
@@ -246,6 +292,7 @@ int main(void)
         cmocka_unit_test(test_ranks_say_what_one_says),
         cmocka_unit_test(test_sequences_of_ranks_have_the_bits_of_one),
         cmocka_unit_test(test_sequences_of_ranks_say_what_one_says),
+        cmocka_unit_test(test_joined_shared_experts_of_ranks),
         cmocka_unit_test(test_updates_of_ranks_keep_graphs),
         cmocka_unit_test(test_a_rank_is_killed),
     };

@@ -166,12 +166,129 @@ static void test_updates_over_an_upload(void **state)
     free(b);
 }
 
+/* ---- shared experts that lie behind the others --------------------------------------------------------- */
+
+static struct model *open_on_cpu(const char *folder, uint64_t seed)
+{
+    struct nyb_err err;
+    struct model *m;
+    const struct model_options o = {.folder = folder,
+                                    .load_format = LOAD_DUMMY,
+                                    .dummy_seed = seed,
+                                    .compute = COMPUTE_BF16,
+                                    .n_thread = 1,
+                                    .kv_type = MODEL_KV_AUTO};
+    golden_must(model_open(&m, &o, &err), &err);
+    return m;
+}
+
+static void count_experts(void *arg, int layer, const char *name, uint64_t ns)
+{
+    (void)ns;
+    *(int *)arg += layer == 1 && strcmp(name, "experts") == 0;
+}
+
+/* A layer's experts and its shared ones are one launch, and not two. */
+static void assert_one_launch(struct model *m)
+{
+    struct nyb_err err;
+    struct talk t;
+    int first[SEQ_MAX] = {0}, n = 0;
+    const struct model_probe counting = {.arg = &n, .stage = count_experts};
+    begin_talk(&t, model_config(m)->vocab, 1, -1);
+    probe_of_step = &counting;
+    golden_must(step(m, &t, first, t.logits, NULL, &err), &err);
+    probe_of_step = NULL;
+    assert_int_equal(n, 1);
+    free(t.logits);
+}
+
+static void assert_same_values(struct model *m, struct model *cpu)
+{
+    static const char *const name[] = {
+        "shared_experts.gate_proj", "shared_experts.up_proj", "shared_experts.down_proj",
+        "experts.5.gate_proj",      "experts.5.up_proj",      "experts.5.down_proj",
+    };
+    for (size_t i = 0; i < COUNT_OF(name); i++) {
+        struct nyb_err err;
+        struct readback a, b;
+        char *whole = mem_printf("model.layers.1.mlp.%s", name[i]);
+        golden_must(readback_values(&a, m, whole, SIZE_MAX, &err), &err);
+        golden_must(readback_values(&b, cpu, whole, SIZE_MAX, &err), &err);
+        assert_true(a.n > 0 && a.n == b.n);
+        assert_memory_equal(a.value, b.value, a.n * sizeof(*a.value));
+        free(a.value);
+        free(b.value);
+        free(whole);
+    }
+}
+
+static void update_to_random(struct model *m, const char *folder, uint64_t seed)
+{
+    struct nyb_err err;
+    struct update *u;
+    struct update_facts facts;
+    const struct update_options o = {.folder = folder, .load_format = LOAD_DUMMY, .dummy_seed = seed};
+    golden_must(update_prepare(&u, m, &o, &facts, &err), &err);
+    golden_must(update_stage(u, &err), &err);
+    golden_must(update_commit(u, &err), &err);
+    update_close(u);
+}
+
+/* One sequence, of which every step but the first is one row. */
+static void assert_same_alone(struct model *m, struct model *apart)
+{
+    struct talk a = talk_on(m, 1, -1), b = talk_to(apart, 1, -1);
+    assert_alike(&a, &b, (size_t)model_config(m)->vocab);
+    free(a.logits);
+    free(b.logits);
+}
+
+/* What it says is what the kernels say that run the shared experts apart, and what it holds is what the CPU
+ * holds, before an update and after it, under the graphs of before. */
+static void check_joined(const char *folder)
+{
+    struct model *m = open_on_device(folder, (struct how){.seed = 1});
+    size_t n = 3 * (size_t)model_config(m)->vocab; /* of the prompts */
+    struct talk first = talk_to(m, 3, -1);
+    assert_one_launch(m);
+    for (uint64_t seed = 1; seed <= 2; seed++) {
+        if (seed > 1)
+            update_to_random(m, folder, seed);
+        struct model *apart = open_on_device(folder,
+                                             (struct how){.seed = seed, .backend = DEVICE_BACKEND_REFERENCE}),
+                     *cpu = open_on_cpu(folder, seed);
+        struct talk a = talk_on(m, 3, -1), b = talk_to(apart, 3, -1);
+        assert_true(golden_error(a.logits, b.logits, n) < 0.02);
+        assert_true((golden_error(a.logits, first.logits, n) > 0.1) == (seed > 1));
+        assert_same_alone(m, apart);
+        assert_same_values(m, cpu);
+        model_close(apart);
+        model_close(cpu);
+        free(a.logits);
+        free(b.logits);
+    }
+    free(first.logits);
+    model_close(m);
+}
+
+static void test_joined_shared_experts(void **state)
+{
+    (void)state;
+    NEED_DEVICE;
+    for (int n_shared = 1; n_shared <= 2; n_shared++) {
+        char *folder = shared_experts_folder(64, n_shared);
+        check_joined(folder);
+        free(folder);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checksums_and_values),   cmocka_unit_test(test_checksums_of_odd_scales),
         cmocka_unit_test(test_checksums_beside_steps), cmocka_unit_test(test_updates_keep_graphs),
-        cmocka_unit_test(test_updates_over_an_upload),
+        cmocka_unit_test(test_updates_over_an_upload), cmocka_unit_test(test_joined_shared_experts),
     };
     return cmocka_run_group_tests(tests, make_workshop, drop_workshop);
 }

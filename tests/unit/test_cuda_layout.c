@@ -134,7 +134,7 @@ static void values_survive(void **state)
             scales[i] = 0;
     }
     assert_true(cuda_layout_pack(packed, codes, scales, N, K, &bad));
-    cuda_layout_unpack(back, back_scales, packed, N, K);
+    cuda_layout_unpack(back, back_scales, packed, N, K, K);
     for (int r = 0; r < N; r++) {
         fp4_dequantize_row(before, codes + r * K / 2, scales + r * K / 16, 1.0f, K);
         fp4_dequantize_row(after, back + r * K / 2, back_scales + r * K / 16, 1.0f, K);
@@ -168,7 +168,7 @@ static void pairs_alternate_by_eight(void **state)
         up[i] = (uint8_t)(i / 32 << 4);
     }
     assert_true(cuda_layout_pack_pair(packed, gate, scales, up, scales, 16, 64, &bad));
-    cuda_layout_unpack(back, s, packed, 32, 64);
+    cuda_layout_unpack(back, s, packed, 32, 64, 64);
     for (int r = 0; r < 16; r++) {
         int at = r / 8 * 16 + r % 8;
         assert_memory_equal(back + at * 32, gate + r * 32, 32);
@@ -206,7 +206,7 @@ static void bytes_come_back(void **state)
         }
     assert_int_equal(cuda_layout_bytes(N, K), sizeof(packed));
     assert_true(cuda_layout_pack(packed, codes, scales, N, K, &bad));
-    cuda_layout_unpack(back, back_scales, packed, N, K);
+    cuda_layout_unpack(back, back_scales, packed, N, K, K);
     settle(codes, scales, N * K / 16);
     assert_memory_equal(back, codes, sizeof(codes));
     assert_memory_equal(back_scales, scales, sizeof(scales));
@@ -239,7 +239,7 @@ static void check_shape(uint64_t *seed, size_t n, size_t k, bool pair)
             if (pair)
                 cuda_layout_unpack_pair(back, back_scales, tiles, m == 1, rows, k);
             else
-                cuda_layout_unpack(back, back_scales, tiles, rows, k);
+                cuda_layout_unpack(back, back_scales, tiles, rows, k, k);
             assert_memory_equal(back, codes[m] + first * k / 2, rows * k / 2);
             assert_memory_equal(back_scales, scales[m] + first * k / 16, rows * k / 16);
             free(back);

@@ -149,7 +149,7 @@ static void gather_codes(uint32_t codes[N_WORD], const uint8_t *unit)
     }
 }
 
-/* n of the unit's rows, from its first or (high) its ninth on; K is the matrix's. */
+/* n of the unit's rows, from its first or (high) its ninth on; K is that of the rows at `codes`. */
 static void take_rows(uint8_t *codes, uint8_t *scales, const uint32_t from[N_WORD], const uint8_t *unit,
                       bool high, size_t n, size_t K)
 {
@@ -166,31 +166,32 @@ static void take_rows(uint8_t *codes, uint8_t *scales, const uint32_t from[N_WOR
         }
 }
 
-/* Tiles of which `height` rows are the matrix's: all 16, or the eight low or high ones. */
+/* Tiles of K, of which `height` rows are the matrix's: all 16, or the eight low or high ones. */
 static void unpack(uint8_t *codes, uint8_t *scales, const uint8_t *packed, size_t height, bool high,
-                   size_t n_row, size_t K)
+                   size_t n_row, size_t K, size_t K_whole)
 {
     uint32_t word[N_WORD];
     for (size_t r = 0; r < n_row; r += height)
         for (size_t u = 0; u < K / CUDA_UNIT_K; u++, packed += CUDA_UNIT_BYTES) {
             size_t left = n_row - r, first = left < 8 ? left : 8;
-            uint8_t *c = codes + r * (K / 2) + u * (CUDA_UNIT_K / 2);
-            uint8_t *s = scales + r * (K / GROUP) + u * (CUDA_UNIT_K / GROUP);
+            uint8_t *c = codes + r * (K_whole / 2) + u * (CUDA_UNIT_K / 2);
+            uint8_t *s = scales + r * (K_whole / GROUP) + u * (CUDA_UNIT_K / GROUP);
             gather_codes(word, packed);
-            take_rows(c, s, word, packed, high, first, K);
+            take_rows(c, s, word, packed, high, first, K_whole);
             if (height == CUDA_UNIT_ROWS && left > 8)
-                take_rows(c + 8 * (K / 2), s + 8 * (K / GROUP), word, packed, true,
-                          left < CUDA_UNIT_ROWS ? left - 8 : 8, K);
+                take_rows(c + 8 * (K_whole / 2), s + 8 * (K_whole / GROUP), word, packed, true,
+                          left < CUDA_UNIT_ROWS ? left - 8 : 8, K_whole);
         }
 }
 
-void cuda_layout_unpack(uint8_t *codes, uint8_t *scales, const uint8_t *packed, size_t n_row, size_t K)
+void cuda_layout_unpack(uint8_t *codes, uint8_t *scales, const uint8_t *packed, size_t n_row, size_t K,
+                        size_t K_whole)
 {
-    unpack(codes, scales, packed, CUDA_UNIT_ROWS, false, n_row, K);
+    unpack(codes, scales, packed, CUDA_UNIT_ROWS, false, n_row, K, K_whole);
 }
 
 void cuda_layout_unpack_pair(uint8_t *codes, uint8_t *scales, const uint8_t *packed, bool up, size_t n_row,
                              size_t K)
 {
-    unpack(codes, scales, packed, CUDA_UNIT_ROWS / 2, up, n_row, K);
+    unpack(codes, scales, packed, CUDA_UNIT_ROWS / 2, up, n_row, K, K);
 }

@@ -48,8 +48,10 @@ bool cuda_layout_pack_pair(uint8_t *packed, const uint8_t *gate_codes, const uin
                            const uint8_t *up_codes, const uint8_t *up_scales, size_t n_row, size_t K,
                            size_t *bad_row);
 /* The inverse: n_row rows from the beginning of the tiles at `packed`, in the checkpoint's bytes, but that
- * signs are in the codes and that codes under a scale of zero are zero. */
-void cuda_layout_unpack(uint8_t *codes, uint8_t *scales, const uint8_t *packed, size_t n_row, size_t K);
+ * signs are in the codes and that codes under a scale of zero are zero. K is the tiles'; the rows at `codes`
+ * and `scales` are of K_whole, of which these may be a part. */
+void cuda_layout_unpack(uint8_t *codes, uint8_t *scales, const uint8_t *packed, size_t n_row, size_t K,
+                        size_t K_whole);
 /* Of a pair: gate, or up. */
 void cuda_layout_unpack_pair(uint8_t *codes, uint8_t *scales, const uint8_t *packed, bool up, size_t n_row,
                              size_t K);

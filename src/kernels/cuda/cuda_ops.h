@@ -106,7 +106,8 @@ static inline size_t cuda_kv_block_bytes(int type, int n_kv_head, int head_dim)
 
 /* RMSNorm of each head of q and of k where there are weights, rotation of the first rotary_dim elements of
  * each, q to bf16, k and v into the cache at slot[t]. k and v are left as they are or not: nobody reads them
- * again. Position and slot are of real rows only. */
+ * again, nor q_out but attention: it need not be written where the next operator is that, with nothing but
+ * rows of `single`: one launch may do both then. Position and slot are of real rows only. */
 struct cuda_qkv {
     const float *q;               /* [n_row][n_head * head_dim]     */
     const float *k, *v;           /* [n_row][n_kv_head * head_dim]  */
@@ -128,8 +129,9 @@ struct cuda_tile {
 
 /* Causal attention over the paged cache: row t of sequence s sees keys 0..pos[t] of blocks
  * block_table[s * *stride + i]. Each row is either one of `single` (its sequence has one row in this step:
- * split over keys, parts merged in order of position) or in one tile. n_single and n_tile are what the grids
- * cover, and n_split * CUDA_SPLIT_KEYS keys what the rows of `single` see at most; real counts lie in memory.
+ * its keys are shared out, and results put together in a fixed order) or in one tile. n_single and n_tile are
+ * what the grids cover, and n_split * CUDA_SPLIT_KEYS keys what the rows of `single` see at most; real counts
+ * lie in memory.
  */
 struct cuda_attention {
     const uint16_t *q; /* bf16 [n_row][n_head * head_dim] */
@@ -159,9 +161,12 @@ struct cuda_router {
     bool normalize, softmax_topk, norm_add;
     int32_t n_expert, top_k, n_group, top_group;
     float norm_min, scaling;
-    int32_t *expert; /* [n_row][top_k], best first, ties to the lowest index; -1 in rows from *count on */
-    float *weight;   /* [n_row][top_k]; 0 in rows from *count on */
-    uint64_t *load;  /* [n_expert]: one more for each choice of a real row (atomic adds); NULL: not counted */
+    /* [n_row][top_k + n_shared]: best first, ties to the lowest index, then n_expert, n_expert + 1, ...,
+     * which every row takes as they are; -1 in rows from *count on */
+    int32_t *expert;
+    float *weight;  /* as many: of those that are taken as they are 1; 0 in rows from *count on */
+    uint64_t *load; /* [n_expert]: one more for each choice of a real row (atomic adds); NULL: not counted */
+    int32_t n_shared; /* n_expert and they together at most CUDA_EXPERTS_MAX */
 };
 
 /* out[t] = sum over j, in order, of weight[t][j] * down(h) of expert id[t][j], h = silu(gate(x[t])) *
@@ -180,6 +185,9 @@ struct cuda_moe {
     float *out;                                      /* [n_row][hidden] */
     int32_t n_used, n_expert, hidden, inner;         /* the last two multiples of 64 */
     void *each;                                      /* or NULL */
+    /* So many experts, the last, are in the last places of every row: who has many rows is known before the
+     * ids are. It changes which kernel is used, and no number. */
+    int32_t n_shared;
 };
 /* Whether `each` is bf16, as the kernel for many rows writes it, and not floats. Without `each` the kernel
  * for few may take more. */
@@ -409,6 +417,8 @@ struct cuda_pack {
     int32_t n_whole, K; /* rows of the whole matrix (of a pair: of one of the two); padding rows of the last
                            tile become zeros */
     uint8_t *block;     /* CUDA_PACK_TILED, whose K is a multiple of 16, that of the others of 64 */
+    int32_t n_part;     /* CUDA_PACK_WHOLE: columns in so many equal parts, a multiple of 64 each, as matrices
+                           one after the other; 0: in one */
 };
 
 #endif

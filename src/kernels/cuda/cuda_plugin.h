@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 
-#define CUDA_PLUGIN_ABI    6
+#define CUDA_PLUGIN_ABI    7
 #define CUDA_PLUGIN_FILE   "libnybble_cuda.so"
 #define CUDA_PLUGIN_SYMBOL "cuda_plugin"
 
@@ -38,10 +38,10 @@ struct cuda_gpu_info {
 
 /* How others open a rank's buffers. Plain bytes: they travel between processes. */
 struct cuda_peer_handle {
-    uint64_t process, address;
+    uint64_t process, address, sent_address;
     int32_t device, size;
     uint64_t bytes, sent_bytes;
-    uint8_t ipc[64];
+    uint8_t ipc[64], sent_ipc[64];
 };
 
 struct cuda_peer_options {
@@ -122,6 +122,10 @@ struct cuda_plugin {
     void (*peers_stop)(struct cuda_gpu *g);
     /* From how many bytes of one rank's part on CUDA_REDUCE_AUTO is two-shot; the same on all ranks. */
     void (*peers_set_two_shot)(struct cuda_gpu *g, size_t bytes);
+    /* Give back what is for parts of cuda_send, which there are none of from then on: first, with `others`,
+     * what this rank has opened; when that has returned on all ranks, without, its own. No work is in
+     * progress. */
+    bool (*peers_drop_sent)(struct cuda_gpu *g, bool others);
     /* Bytes a second that this GPU writes to the next rank's memory while all do so: the limit of the link.
      * All ranks call it at once. Below zero: failed. */
     double (*peers_rate)(struct cuda_gpu *g);

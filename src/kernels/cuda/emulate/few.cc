@@ -1,7 +1,7 @@
 /* Plain versions of the kernels for few rows over packed weights, for the emulator: the same entry points,
  * the same meaning, rows read through the packed layout. A row's sums have one order here, whatever else is
  * in the batch, so that tests of whole models can compare bits; those of linear.cu and moe.cu depend on how a
- * launch's work is shared out. */
+ * launch's work is shared out. Where NYBBLE_SIMT_FEW is `gpu` it is those that run, for their own tests. */
 #include <array>
 
 #include "kernels/cuda/cuda_layout.h"
@@ -9,6 +9,20 @@
 #include "kernels/cuda/plugin/prefill.cuh"
 
 #define THREADS 32
+
+/* Of linear.cu and moe.cu, which have these names here (CMakeLists.txt). */
+const char *gpu_linear_start(const struct packed_linear *w, const struct gpu_limits *limits,
+                             cudaStream_t stream);
+bool gpu_linear_takes(const struct packed_linear *w, const struct gpu_limits *limits);
+const char *gpu_moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
+                          const struct gpu_limits *limits, cudaStream_t stream);
+bool gpu_moe_takes(const struct packed_moe *w, const struct gpu_limits *limits);
+
+static bool as_on_gpu()
+{
+    static const char *const text = getenv("NYBBLE_SIMT_FEW");
+    return text && strcmp(text, "gpu") == 0;
+}
 
 /* Where the four bits of a code of pair p, half h, lie in its word: see cuda_layout.c. */
 struct code_bits {
@@ -100,17 +114,19 @@ static const char *any_rows(const struct packed_linear *w, cudaStream_t stream)
         gpu_launch(linear_kernel, (unsigned)(w->n_out + THREADS - 1) / THREADS, THREADS, 0, stream, *w));
 }
 
-const char *linear_start(const struct packed_linear *w, const struct gpu_limits *, cudaStream_t stream)
+const char *linear_start(const struct packed_linear *w, const struct gpu_limits *limits, cudaStream_t stream)
 {
+    if (as_on_gpu())
+        return gpu_linear_start(w, limits, stream);
     if (w->n_row < 1 || w->n_row > CUDA_ROWS_MAX || w->n_out < 1 || w->K < 64 || w->K % 64)
         return "linear: expected 1 to 32 rows and K a multiple of 64";
     return any_rows(w, stream);
 }
 
 /* About where a GPU's shared memory ends. */
-bool linear_takes(const struct packed_linear *w, const struct gpu_limits *)
+bool linear_takes(const struct packed_linear *w, const struct gpu_limits *limits)
 {
-    return w->K <= 8192;
+    return as_on_gpu() ? gpu_linear_takes(w, limits) : w->K <= 8192;
 }
 
 /* ---- experts --------------------------------------------------------------------------------------- */
@@ -168,11 +184,19 @@ static const char *experts(const struct packed_moe *w, uint16_t *h, cudaStream_t
     return why ? why : gpu_why(gpu_launch(down_kernel, down, THREADS, 0, stream, *w, h));
 }
 
-const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
-                      const struct gpu_limits *, cudaStream_t stream)
+bool moe_takes(const struct packed_moe *w, const struct gpu_limits *limits)
 {
-    if (w->n_row < 1 || w->n_row > MOE_SLOTS_MAX || w->n_used < 1 || w->n_used > MOE_SLOTS_MAX ||
-        w->n_row * w->n_used > MOE_SLOTS_MAX)
+    return as_on_gpu() ? gpu_moe_takes(w, limits)
+                       : w->n_row >= 1 && w->n_row <= MOE_SLOTS_MAX && w->n_used >= 1 &&
+                             w->n_used <= MOE_SLOTS_MAX / w->n_row;
+}
+
+const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
+                      const struct gpu_limits *limits, cudaStream_t stream)
+{
+    if (as_on_gpu())
+        return gpu_moe_start(w, scratch, limits, stream);
+    if (w->n_row < 1 || w->n_row > MOE_SLOTS_MAX || w->n_used < 1 || w->n_used > MOE_SLOTS_MAX / w->n_row)
         return "moe: expected at least one token and at most 512 pairs of a token and an expert";
     const char *why = prefill_check(w);
     return why ? why : experts(w, scratch->h, stream);

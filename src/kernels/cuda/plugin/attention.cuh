@@ -6,7 +6,11 @@
 
 #define LOG2_E 1.44269504088896f
 
-/* Results of the parts of the rows of `single`, [n_single][n_head][attention_part_count] each. */
+/* A sequence of fewer keys than ATTENTION_WHOLE is the work of a cluster of blocks, which puts the row
+ * together itself. Longer ones are cut into parts at absolute positions; a launch of its own merges their
+ * results, [n_single][n_head][attention_part_count] each. Which way a row goes depends on its own position
+ * alone. */
+#define ATTENTION_WHOLE (16 * CUDA_SPLIT_KEYS)
 struct attention_parts {
     float *max, *sum; /* of the scores in units of log2; of 2^(score - max) */
     float *acc;       /* [head_dim]: of 2^(score - max) * value */
@@ -15,39 +19,39 @@ struct attention_parts {
 /* Heads of this size and cache type have kernels for tensor cores. */
 bool attention_has_mma(const struct cuda_kv *kv);
 
-/* Keys of a part of a row of `single` are cut at absolute positions. Where few rows are in the step, short
- * sequences have short parts, which use more of the GPU; long ones have less to put together, and blocks that
- * live longer. The position from which on parts are long: about 64 short ones in all the rows before. It is
- * the same for all numbers of rows that share a graph, those up to a power of two, and 0 for more than 8:
- * then what depends on a sequence's length alone is whether it is one part, which nobody has to put together.
- */
-#define ATTENTION_PART  (4 * CUDA_SPLIT_KEYS) /* 32 blocks: a lane knows one */
-#define ATTENTION_WHOLE (2 * ATTENTION_PART)  /* keys of a sequence that is one part */
-static inline int attention_long_from(const struct cuda_attention *a)
+/* Rows that share a graph's launches count as many: up to a power of two. */
+static inline int attention_rows(const struct cuda_attention *a)
 {
     int rows = 1;
-    while (rows < a->n_single && rows <= 8)
+    while (rows < a->n_single)
         rows *= 2;
+    return rows;
+}
+/* Where few rows are in the step, short sequences have short parts, which use more of the GPU; long ones have
+ * less to put together, and blocks that live longer. The position from which on parts are long: about 64
+ * short ones in all the rows before; 0 for more than 8 rows. */
+#define ATTENTION_PART (4 * CUDA_SPLIT_KEYS)
+static inline int attention_long_from(const struct cuda_attention *a)
+{
+    const int rows = attention_rows(a);
     return rows <= 8 ? 64 * CUDA_SPLIT_KEYS / rows : 0;
 }
 __host__ __device__ __forceinline__ int attention_part_keys(int long_from, int pos)
 {
-    if (long_from > 0)
-        return pos < long_from ? CUDA_SPLIT_KEYS : ATTENTION_PART;
-    return pos < ATTENTION_WHOLE ? ATTENTION_WHOLE : ATTENTION_PART;
+    return pos < long_from ? CUDA_SPLIT_KEYS : ATTENTION_PART;
 }
-/* Into how many parts a launch cuts the keys that rows of `single` may see. */
+/* Into how many parts a launch cuts the keys that rows of `single` may see; 0: every row is whole. */
 static inline int attention_part_count(const struct cuda_attention *a)
 {
+    if (a->n_split * CUDA_SPLIT_KEYS <= ATTENTION_WHOLE)
+        return 0;
     const int n_long = (a->n_split * CUDA_SPLIT_KEYS + ATTENTION_PART - 1) / ATTENTION_PART;
-    const int n_short = attention_long_from(a) / CUDA_SPLIT_KEYS;
-    if (n_short == 0)
-        return a->n_split * CUDA_SPLIT_KEYS <= ATTENTION_WHOLE ? 1 : n_long;
-    return max(n_long, min(a->n_split, n_short));
+    return max(n_long, min(a->n_split, attention_long_from(a) / CUDA_SPLIT_KEYS));
 }
 
-const char *attention_single_start(const struct cuda_attention *a, const struct attention_parts *parts,
-                                   cudaStream_t stream);
+/* qkv: the operator before, whose work the launch does, too; NULL: it has been done. */
+const char *attention_single_start(const struct cuda_attention *a, const struct cuda_qkv *qkv,
+                                   const struct attention_parts *parts, cudaStream_t stream);
 /* The parts to rows of y. */
 const char *attention_merge_start(const struct cuda_attention *a, const struct attention_parts *parts,
                                   cudaStream_t stream);

@@ -1,5 +1,5 @@
-/* The parts of the rows of `single` put together: a block for each row and head, whose warps take a quarter
- * of the parts each, in order of position; then the quarters, in that order. */
+/* The parts of the rows of `single` that are not whole put together: a block for each row and head, whose
+ * warps take a quarter of the parts each, in order of position; then the quarters, in that order. */
 #include "kernels/cuda/plugin/attention.cuh"
 
 #define WARPS 4
@@ -39,10 +39,11 @@ static __global__ void __launch_bounds__(32 * WARPS) merge_kernel(const merge_pa
     int row = 0, n = 0;
     if (which < min(*a.single_count, a.n_single)) {
         row = a.single[which].row;
-        n = min(a.pos[row] / attention_part_keys(p.long_from, a.pos[row]) + 1, p.n_part);
+        const int pos = a.pos[row];
+        if (pos >= ATTENTION_WHOLE)
+            n = min(pos / attention_part_keys(p.long_from, pos) + 1, p.n_part);
     }
-    gpu_wait_before();
-    gpu_let_next();
+    gpu_wait_few(a.n_single);
     if (n == 0)
         return;
     const size_t from = ((size_t)which * a.n_head + head) * p.n_part;

@@ -37,6 +37,16 @@ template <int HD> struct span_keys<HD, CUDA_KV_BF16> {
             for (int r = 0; r < 2; r++)
                 v[b][r] = __ldcs((const uint4 *)(from + (b * CUDA_KV_BLOCK + 2 * r) * 64));
     }
+    /* Key j of the span is `fresh` instead, [HD] in shared memory as the cache has it. */
+    __device__ __forceinline__ void put(int j, const uint8_t *fresh, int g, int c)
+    {
+#pragma unroll
+        for (int b = 0; b < HD / 32; b++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (span<CUDA_KV_BF16>::key_of_row(0, g) + 2 * r == j)
+                    v[b][r] = *(const uint4 *)(fresh + 2 * (32 * b + 8 * c));
+    }
     /* The dimensions of a query that meet them: vector i of a lane. */
     static __device__ __forceinline__ int query_at(int i, int c)
     {
@@ -61,10 +71,28 @@ template <int HD> struct span_keys<HD, CUDA_KV_BF16> {
 template <int HD> struct span_keys<HD, CUDA_KV_FP8> {
     static const int WORDS = HD % 64 ? 2 : 4, N = HD / (16 * WORDS); /* a vector; vectors of a row and lane */
     uint32_t v[2][N][2][WORDS];
+    /* a row's 32 dimensions of the block lie side by side: two lanes', or those of all four */
+    static __device__ __forceinline__ int first_of(int c)
+    {
+        return WORDS == 4 ? c / 2 : 0;
+    }
+    static __device__ __forceinline__ int at_of(int c)
+    {
+        return WORDS == 4 ? 16 * (c % 2) : 8 * c;
+    }
+    static __device__ __forceinline__ void take(uint32_t (&to)[WORDS], const uint8_t *from)
+    {
+        if (WORDS == 4) {
+            const uint4 x = *(const uint4 *)from;
+            to[0] = x.x, to[1] = x.y, to[WORDS - 2] = x.z, to[WORDS - 1] = x.w;
+        } else {
+            const uint2 x = *(const uint2 *)from;
+            to[0] = x.x, to[1] = x.y;
+        }
+    }
     __device__ __forceinline__ void load(const uint8_t *base, size_t region, int g, int c)
     {
-        /* a row's 32 dimensions of the block lie side by side: two lanes', or those of all four */
-        const int b = WORDS == 4 ? c / 2 : 0, at = WORDS == 4 ? 16 * (c % 2) : 8 * c;
+        const int b = first_of(c), at = at_of(c);
 #pragma unroll
         for (int tile = 0; tile < 2; tile++)
 #pragma unroll
@@ -83,6 +111,17 @@ template <int HD> struct span_keys<HD, CUDA_KV_FP8> {
                         to[0] = x.x, to[1] = x.y;
                     }
                 }
+    }
+    __device__ __forceinline__ void put(int j, const uint8_t *fresh, int g, int c)
+    {
+#pragma unroll
+        for (int tile = 0; tile < 2; tile++)
+#pragma unroll
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    if (span<CUDA_KV_FP8>::key_of_row(tile, g) + 2 * r == j)
+                        take(v[tile][i][r], fresh + (2 * i + first_of(c)) * 32 + at_of(c));
     }
     static __device__ __forceinline__ int query_at(int i, int c)
     {
@@ -131,6 +170,33 @@ template <int HD, int TYPE> struct span_values {
                                   kv_keep_bytes(v[b].z, n - 4), kv_keep_bytes(v[b].w, n - 4));
             else
                 v[b] = kv_keep(v[b], n);
+    }
+    /* The value of this lane's t-th key, if it has so many, is `fresh` instead, as key's. */
+    __device__ __forceinline__ void put(int t, const uint8_t *fresh, int g)
+    {
+        const int width = TYPE == CUDA_KV_FP8 ? 1 : 2, of_word = 4 / width;
+        if (t < 0 || t >= 4 * span<TYPE>::TILES)
+            return;
+        const int shift = t % of_word * 8 * width;
+        const uint32_t mask = (width == 1 ? 0xffu : 0xffffu) << shift;
+        const uint32_t first = t < of_word ? mask : 0u, second = mask ^ first;
+#pragma unroll
+        for (int b = 0; b < HD / 16; b++) {
+            const uint8_t *from = fresh + (16 * b + 2 * g) * width;
+            const uint32_t both = width == 1 ? *(const uint16_t *)from : *(const uint32_t *)from;
+            const uint32_t even = (width == 1 ? both & 0xffu : both & 0xffffu) << shift,
+                           odd = (both >> 8 * width) << shift;
+            /* bf16: x and y are the first dimension; e4m3: x and z */
+            v[b].x = (v[b].x & ~first) | (even & first);
+            v[b].w = (v[b].w & ~second) | (odd & second);
+            if (width == 1) {
+                v[b].y = (v[b].y & ~first) | (odd & first);
+                v[b].z = (v[b].z & ~second) | (even & second);
+            } else {
+                v[b].y = (v[b].y & ~second) | (even & second);
+                v[b].z = (v[b].z & ~first) | (odd & first);
+            }
+        }
     }
     /* o += weights * values. p: of each tile and each eight heads, as pairs, transposed */
     template <int NT>

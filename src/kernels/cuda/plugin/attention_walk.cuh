@@ -1,10 +1,8 @@
-/* A part of a sequence by the warps of a block, which take turns with its spans (attention_span.cuh): the
- * query heads of a KV head that share its keys, eight columns of the matrix instruction each. */
+/* A sequence, or a part of one, by warps that take turns with its spans (attention_span.cuh): the query heads
+ * of a KV head that share its keys, eight columns of the matrix instruction each. */
 #pragma once
 
 #include "kernels/cuda/plugin/attention_span.cuh"
-
-#define WARPS_FEW 8 /* where few rows are in the step */
 
 /* A warp's result, in shared memory. */
 template <int HD, int NT> struct warp_part {
@@ -43,6 +41,24 @@ static __device__ __forceinline__ void ask_for_heads(heads<HD, NT> &h, const uin
 #pragma unroll
         for (int i = 0; i < HD / 32; i++)
             h.q[t][i] = *(const uint4 *)(mine + span_keys<HD, TYPE>::query_at(i, lane % 4));
+    }
+}
+
+/* The same of rows of floats in shared memory, `stride` each. */
+template <int HD, int TYPE, int NT>
+static __device__ __forceinline__ void round_heads(heads<HD, NT> &h, const float *q, int stride, int n_head,
+                                                   int lane)
+{
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        const float *mine = q + min(8 * t + lane / 4, n_head - 1) * stride;
+#pragma unroll
+        for (int i = 0; i < HD / 32; i++) {
+            const float *from = mine + span_keys<HD, TYPE>::query_at(i, lane % 4);
+            const float4 u = *(const float4 *)from, v = *(const float4 *)(from + 4);
+            h.q[t][i] = make_uint4(float_bf16_pair(u.x, u.y), float_bf16_pair(u.z, u.w),
+                                   float_bf16_pair(v.x, v.y), float_bf16_pair(v.z, v.w));
+        }
     }
 }
 
@@ -130,97 +146,104 @@ static __device__ __forceinline__ void weights_to_pairs(const float (&weight)[sp
         }
 }
 
-/* Every WARPS-th span of a part, this warp's first on. */
-template <int HD, int TYPE, int NT, int WARPS> struct part_walk {
+/* A warp's spans of a sequence: every `step`-th from `first` on, of the keys before `end`. A lane knows one
+ * of their cache blocks: they are 32 at most. */
+template <int TYPE> struct own_spans {
+    int first, step, end, block;
+    __device__ __forceinline__ bool any(int k) const
+    {
+        return (first + k * step) * span<TYPE>::KEYS < end;
+    }
+    /* Blocks behind the last repeat it, and count for nothing. */
+    __device__ __forceinline__ void look(const int32_t *table, int lane)
+    {
+        const int n = span<TYPE>::BLOCKS, k = lane / n;
+        block = any(k) ? table[min((first + k * step) * n + lane % n, (end - 1) / CUDA_KV_BLOCK)] : 0;
+    }
+    __device__ __forceinline__ size_t region(const struct cuda_kv &kv, int kv_head, int k, int more) const
+    {
+        return kv_region(kv, __shfl_sync(ALL_LANES, block, k * span<TYPE>::BLOCKS + more), kv_head);
+    }
+    /* Spans [from, to), as far as there are any, on their way into the L2. */
+    template <int HD>
+    __device__ __forceinline__ void fetch(const struct cuda_kv &kv, int kv_head, int from, int to,
+                                          int lane) const
+    {
+        const size_t width = TYPE == CUDA_KV_FP8 ? 1 : 2, line = 128;
+        const int n = (int)(CUDA_KV_BLOCK * HD * width / line);
+#pragma unroll 1
+        for (int k = from; k < to && any(k); k++)
+#pragma unroll
+            for (int more = 0; more < span<TYPE>::BLOCKS; more++) {
+                const size_t at = region(kv, kv_head, k, more) * width;
+                if (lane < n) {
+                    gpu_prefetch(kv.k + at + line * lane);
+                    gpu_prefetch(kv.v + at + line * lane);
+                }
+            }
+    }
+};
+
+/* A key and a value, the last of the sequence, that the cache need not have yet: attention_fresh.cuh. */
+struct fresh_last {
+    const uint8_t *key, *value; /* NULL: the cache has them */
+};
+
+template <int HD, int TYPE, int NT> struct span_walk {
+    typedef span<TYPE> s;
+    own_spans<TYPE> own;
     span_keys<HD, TYPE> key;
     span_values<HD, TYPE> value;
-    int block, block_32, n, last,
-        kv_head; /* a lane has the numbers of blocks `lane` and 32 + lane; n: keys */
+    int kv_head;
 
-    /* a block of a span that is not there repeats the last, and counts for nothing */
-    __device__ __forceinline__ size_t region(const struct cuda_kv &kv, int at, int more) const
-    {
-        const int i = min(at * span<TYPE>::BLOCKS + more, last);
-        int id = __shfl_sync(ALL_LANES, block, i % 32);
-        if (WARPS != WARPS_FEW) { /* parts of few rows have 32 blocks at most */
-            const int other = __shfl_sync(ALL_LANES, block_32, i % 32);
-            id = i < 32 ? id : other;
-        }
-        return kv_region(kv, id, kv_head);
-    }
-    __device__ __forceinline__ void load_keys(const struct cuda_kv &kv, int at, int lane)
+    __device__ __forceinline__ void load_keys(const struct cuda_kv &kv, int k, int lane)
     {
         const int g = lane / 4;
-        key.load(kv.k, region(kv, at, span<TYPE>::key_of_row(0, g) / CUDA_KV_BLOCK), g, lane % 4);
+        key.load(kv.k, own.region(kv, kv_head, k, s::key_of_row(0, g) / CUDA_KV_BLOCK), g, lane % 4);
     }
-    __device__ __forceinline__ void load_values(const struct cuda_kv &kv, int at, int lane)
+    __device__ __forceinline__ void load_values(const struct cuda_kv &kv, int k, int lane)
     {
         const int c = lane % 4;
-        value.load(kv.v, region(kv, at, span<TYPE>::key_of_lane(c) / CUDA_KV_BLOCK), lane / 4, c);
-    }
-    __device__ __forceinline__ bool any(int at) const
-    {
-        return at * span<TYPE>::BLOCKS <= last;
+        value.load(kv.v, own.region(kv, kv_head, k, s::key_of_lane(c) / CUDA_KV_BLOCK), lane / 4, c);
     }
 
     /* Asks for the first span, if there is one. */
-    __device__ __forceinline__ void begin(const struct cuda_kv &kv, int first, int second, int kv_head_,
-                                          int n_, int warp, int lane)
+    __device__ __forceinline__ void begin(const struct cuda_kv &kv, int lane)
     {
-        block = first;
-        block_32 = second;
-        kv_head = kv_head_;
-        n = n_;
-        last = (n - 1) / CUDA_KV_BLOCK;
-        if (any(warp)) {
-            load_keys(kv, warp, lane);
-            load_values(kv, warp, lane);
+        if (own.any(0)) {
+            load_keys(kv, 0, lane);
+            load_values(kv, 0, lane);
         }
     }
 
     /* When the queries are there, too. */
-    __device__ __forceinline__ void run(const struct cuda_kv &kv, heads<HD, NT> &h, float scale, int warp,
-                                        int lane)
+    __device__ __forceinline__ void run(const struct cuda_kv &kv, heads<HD, NT> &h, float scale,
+                                        const fresh_last &fresh, int lane)
     {
-        typedef span<TYPE> s;
-        int at = warp;
         begin_heads<HD, TYPE, NT>(h, scale, lane);
 #pragma unroll 1
-        for (bool more = any(at); more; at += WARPS) {
+        for (int k = 0; own.any(k); k++) {
+            const int left = own.end - (own.first + k * own.step) * s::KEYS;
+            const bool is_fresh = fresh.key && left <= s::KEYS, more = own.any(k + 1);
             float weight[s::TILES][NT][4] = {};
+            if (is_fresh)
+                key.put(left - 1, fresh.key, lane / 4, lane % 4);
             key.template score<NT>(weight, h.q);
-            more = any(at + WARPS);
             if (more)
-                load_keys(kv, at + WARPS, lane);
-            const int left = n - at * s::KEYS;
+                load_keys(kv, k + 1, lane);
             weigh<HD, TYPE, NT>(weight, h, left, lane);
             if (left < s::KEYS)
                 value.keep(left - s::key_of_lane(lane % 4));
+            if (is_fresh)
+                value.put(left - 1 - s::key_of_lane(lane % 4), fresh.value, lane / 4);
             uint32_t p[s::TILES][NT][2];
             weights_to_pairs<TYPE, NT>(weight, p);
             value.template add<NT>(h.o, p);
             if (more)
-                load_values(kv, at + WARPS, lane);
+                load_values(kv, k + 1, lane);
         }
     }
 };
-
-/* Before the row's own key and value are there: the others' way from memory begins. */
-template <int HD, int TYPE>
-static __device__ __forceinline__ void fetch_part(const struct cuda_kv &kv, int block, int kv_head, int last,
-                                                  int warp, int lane)
-{
-    const size_t width = TYPE == CUDA_KV_FP8 ? 1 : 2, line = 128;
-    const int n = (int)(CUDA_KV_BLOCK * HD * width / line);
-#pragma unroll 1
-    for (int at = warp; at <= last; at += WARPS_FEW) {
-        const size_t from = kv_region(kv, __shfl_sync(ALL_LANES, block, at), kv_head) * width;
-        if (lane < n) {
-            gpu_prefetch(kv.k + from + line * lane);
-            gpu_prefetch(kv.v + from + line * lane);
-        }
-    }
-}
 
 template <int HD, int NT>
 static __device__ __forceinline__ void put_part(const heads<HD, NT> &h, warp_part<HD, NT> *out, int lane)
@@ -242,23 +265,29 @@ static __device__ __forceinline__ void put_part(const heads<HD, NT> &h, warp_par
         }
 }
 
-/* What a part has of head t and dimension d, from what its warps have. */
-struct whole_part {
-    float max, sum, acc;
+/* What a block has of head t and dimensions d to d + 3, from what its warps have. */
+struct four_sums {
+    float max, sum;
+    float4 acc;
+    __device__ __forceinline__ void add(float by, float other, float4 v)
+    {
+        sum = fmaf(by, other, sum);
+        acc.x = fmaf(by, v.x, acc.x);
+        acc.y = fmaf(by, v.y, acc.y);
+        acc.z = fmaf(by, v.z, acc.z);
+        acc.w = fmaf(by, v.w, acc.w);
+    }
 };
 template <int HD, int NT, int WARPS>
-static __device__ __forceinline__ whole_part add_warps(const warp_part<HD, NT> *part, int t, int d)
+static __device__ __forceinline__ four_sums add_warps(const warp_part<HD, NT> *part, int t, int d)
 {
-    whole_part p = {};
-    p.max = part[0].max[t];
+    four_sums all = {};
+    all.max = part[0].max[t];
 #pragma unroll
     for (int w = 1; w < WARPS; w++)
-        p.max = fmaxf(p.max, part[w].max[t]);
+        all.max = fmaxf(all.max, part[w].max[t]);
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        const float by = gpu_exp2(part[w].max[t] - p.max);
-        p.sum = fmaf(by, part[w].sum[t], p.sum);
-        p.acc = fmaf(by, part[w].acc[t][d], p.acc);
-    }
-    return p;
+    for (int w = 0; w < WARPS; w++)
+        all.add(gpu_exp2(part[w].max[t] - all.max), part[w].sum[t], *(const float4 *)&part[w].acc[t][d]);
+    return all;
 }

@@ -7,6 +7,8 @@
 #define TOGETHER 8  /* products of one row under way at once                       */
 #define CHOICE   32 /* numbers of a choice that a warp looks at at once, one a lane */
 
+static constexpr spread_form FORM = {34, 1};
+
 /* The work of one kind: 32 fours of a row are a warp's unit. */
 struct piece {
     int width, n_part; /* fours of a row, units of a row */
@@ -89,23 +91,22 @@ static __device__ __forceinline__ void ask_places(const cuda_combine &a, const s
         q.next_place = spread_place(a.rows, l, to, (role.warp + role.n_warp) / w.n_part);
 }
 
-static __device__ __forceinline__ peer_now send_all(const cuda_combine &a, const peer_memory &p,
-                                                    const spread_launch &l, const spread_role &role,
-                                                    const piece &w)
+static __device__ __forceinline__ void send_all(const cuda_combine &a, const peer_memory &p,
+                                                const spread_launch &l, const spread_role &role,
+                                                const piece &w, peer_now now)
 {
     outgoing q;
     int to = (p.rank + 1) % p.size, n = p.size > 1 ? spread_rows(a.rows, l, to) * w.n_part : 0;
     ask_places(a, l, role, w, to, n, q);
     gpu_wait_before();
-    gpu_let_next();
     if (role.warp < n) {
         q.taken = taken_at(a, q.place, 0, w.lane);
         ask_products(a, w, q.place, four_of(w, role.warp), 0,
                      a.n_used < TOGETHER ? (1u << a.n_used) - 1 : (1u << TOGETHER) - 1, q.v);
     }
-    const peer_now now = peer_begin(p);
-    if (now.turn == PEER_BUFFERS)
-        return now;
+    peer_settle(p, &now);
+    if (peer_has_failed(p))
+        return;
     send_rows(a, p, now.turn, l, role, w, to, n, true, q);
     for (int d = 2; d < p.size; d++) { /* each begins with another */
         to = (p.rank + d) % p.size;
@@ -115,13 +116,6 @@ static __device__ __forceinline__ peer_now send_all(const cuda_combine &a, const
             q.taken = taken_at(a, q.place, 0, w.lane);
         send_rows(a, p, now.turn, l, role, w, to, n, false, q);
     }
-    const int thread = blockIdx.x * blockDim.x + threadIdx.x;
-    if (thread < p.size) {
-        gpu_store_system(peer_slot(p, peer_buffer(p, thread, now.turn), p.rank),
-                         make_float4(1.0f, 1.0f, 1.0f, 1.0f));
-        peer_take(peer_slot(p, peer_buffer(p, p.rank, now.turn), thread), p, thread);
-    }
-    return now;
 }
 
 /* ---- rows of this rank ------------------------------------------------------------------------------ */
@@ -185,29 +179,26 @@ static __device__ __forceinline__ void add_products(const cuda_combine &a, const
         if (!((own | others) >> k & 1u) || f >= w.width)
             continue;
         if (there >> k & 1u)
-            spread_empty(sent + (size_t)k * w.width);
+            peer_empty(sent + (size_t)k * w.width);
         add_product(sum, by, v[k]);
     }
 }
 
 /* N: numbers in a four. */
 template <int N>
-static __device__ __forceinline__ peer_now receive_all(const cuda_combine &a, const peer_memory &p,
-                                                       const spread_launch &l, const spread_role &role,
-                                                       const piece &w)
+static __device__ __forceinline__ void receive_all(const cuda_combine &a, const peer_memory &p,
+                                                   const spread_launch &l, const spread_role &role,
+                                                   const piece &w, peer_now now)
 {
     const int n = spread_rows(a.rows, l, p.rank) * w.n_part;
     int u = role.warp;
     incoming next = ask_row(a, p, l, u < n ? u / w.n_part : 0, 0, u < n ? w.lane : a.n_used);
     float4 v[TOGETHER];
     gpu_wait_before();
-    gpu_let_next();
     int owner = spread_owner(a.first, p.size, next.expert);
     uint32_t own = __ballot_sync(~0u, owner == p.rank);
     ask_products(a, w, next.place, four_of(w, u), 0, own, v);
-    const peer_now now = peer_begin(p);
-    if (now.turn == PEER_BUFFERS)
-        return now;
+    peer_settle(p, &now);
     float4 *whole = peer_whole(p, peer_buffer(p, p.rank, now.turn));
     for (; u < n; u += role.n_warp) {
         const int i = u / w.n_part, f = four_of(w, u), place = next.place;
@@ -242,7 +233,26 @@ static __device__ __forceinline__ peer_now receive_all(const cuda_combine &a, co
         for (int k = 0; k < N / 4; k++)
             to[k] = make_float4(sum[4 * k], sum[4 * k + 1], sum[4 * k + 2], sum[4 * k + 3]);
     }
-    return now;
+}
+
+/* A clerk, the last warp of each block: what has to be done besides, so that no row waits for that. Everybody
+ * tells everybody that it is here (peers.h). */
+static __device__ __forceinline__ void keep(const peer_memory &p, peer_now now)
+{
+    const int lane = threadIdx.x % 32;
+    const bool signs = blockIdx.x == 0 && lane < p.size;
+    if (lane == 0)
+        peer_begin(p, &now);
+    const bool failed = peer_has_failed(p);
+    if (signs && !failed)
+        gpu_store_system(peer_slot(p, peer_buffer(p, lane, now.turn), p.rank),
+                         make_float4(1.0f, 1.0f, 1.0f, 1.0f));
+    if (lane == 0)
+        peer_pass(p, now, 1u, 0u);
+    __syncwarp();
+    peer_clear(p, now.turn, blockIdx.x * 32 + lane, gridDim.x * 32);
+    if (signs && !failed)
+        peer_take(peer_slot(p, peer_buffer(p, p.rank, now.turn), lane), p, lane);
 }
 
 /* Counts, places, choices and weights are there before the launch in front of this one begins (cuda_ops.h),
@@ -252,17 +262,20 @@ static __global__ void __launch_bounds__(SPREAD_THREADS, 1)
     combine_kernel(const __grid_constant__ cuda_combine a, const __grid_constant__ peer_memory p,
                    const spread_launch l)
 {
+    peer_now now = peer_look(p);
     const piece w = {a.n / N, (a.n / N + 31) / 32, (int)threadIdx.x % 32};
-    const spread_role role = spread_role_of(l);
+    const spread_role role = spread_role_of(l, FORM.clerks);
     if (spread_is_empty(a.rows, l, p.size)) {
         gpu_wait_before();
-        return;
+    } else if (role.is_clerk) {
+        gpu_wait_before();
+        peer_settle(p, &now);
+        keep(p, now);
+    } else if (role.sends) {
+        send_all(a, p, l, role, w, now);
+    } else {
+        receive_all<N>(a, p, l, role, w, now);
     }
-    const peer_now now = role.sends ? send_all(a, p, l, role, w) : receive_all<N>(a, p, l, role, w);
-    if (now.turn == PEER_BUFFERS)
-        return;
-    peer_clear(p, now.turn);
-    peer_end(p, now, 1u, 0u);
 }
 
 template <int N> static const char *launch_all(const struct cuda_op *op, const struct op_place *at)
@@ -278,7 +291,7 @@ template <int N> static const char *launch_all(const struct cuda_op *op, const s
     for (int first = 0; first < op->n_row && !why; first += in_whole) {
         spread_launch l = {first, min(in_whole, op->n_row - first), 0};
         const size_t units = (size_t)l.n_row * (size_t)((a->n / N + 31) / 32);
-        const spread_grid grid = spread_grid_for(units * (size_t)max(p->size - 1, 1), units, at, &l);
+        const spread_grid grid = spread_grid_for(FORM, units * (size_t)max(p->size - 1, 1), units, at, &l);
         why = gpu_why(
             gpu_launch_resident(combine_kernel<N>, grid.blocks, grid.threads, 0, at->stream, *a, *p, l));
     }

@@ -127,8 +127,7 @@ static __global__ void __launch_bounds__(32 * WARPS, 1) stream_kernel(const stre
     for (int i = 0; i < AHEAD; i++)
         if (from + i < to)
             w[i] = load<TYPE>(row, from + i);
-    gpu_wait_before();
-    gpu_let_next();
+    gpu_wait_few(p.n_row);
     const int n_real = OP_COUNT(p.count, p.n_row);
     const float scale = *p.part.w.scale;
     for (int row0 = 0; row0 < n_real; row0 += 8 * NT) {

@@ -207,7 +207,7 @@ const struct cuda_plugin cuda_plugin = {
     alloc, release, alloc_host, release_host, write_to, write_zero, gpu_pack_rows, upload, read_from, peek_at, gpu_sync,
     gpu_scratch, gpu_reserve, gpu_run, gpu_graph_make, gpu_graph_run, gpu_graph_free,
     gpu_time, gpu_profile, gpu_randomize, gpu_read_rate,
-    gpu_peers_open, gpu_peers_connect, gpu_peers_stop, gpu_peers_set_two_shot, gpu_peers_rate, gpu_peers_round_trip, gpu_library_id, gpu_library_open,
+    gpu_peers_open, gpu_peers_connect, gpu_peers_stop, gpu_peers_set_two_shot, gpu_peers_drop_sent, gpu_peers_rate, gpu_peers_round_trip, gpu_library_id, gpu_library_open,
     gpu_use_cublaslt, gpu_peers_reserve, gpu_trace,
 };
 /* clang-format on */

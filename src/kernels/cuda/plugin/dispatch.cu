@@ -12,6 +12,9 @@
 #define PART   (32 * BATCH) /* fours of a row that a warp moves in one go */
 #define CHOICE 32           /* numbers of a choice that a warp looks at at once, one a lane */
 
+/* Clerks made few rows slower: other code, which has to be fetched first, too. */
+static constexpr spread_form FORM = {50, 0};
+
 /* A choice in a buffer. */
 union four_ids {
     float4 four;
@@ -277,7 +280,7 @@ static __device__ __forceinline__ void take_part(const cuda_dispatch &a, const p
     for (int k = 0; k < BATCH; k++)
         if (needed && q.begin + 32 * k < row.x_fours) {
             to[32 * k] = q.v[k];
-            spread_empty(x + 32 * k);
+            peer_empty(x + 32 * k);
         }
     if (a.expert && q.part == 0)
         keep_choices(a, p, row, choice, from, q.place, four, lane);
@@ -304,8 +307,9 @@ static __global__ void __launch_bounds__(SPREAD_THREADS, 1)
                     const spread_launch l)
 {
     /* counts and places are there before the launch in front of this one begins */
+    peer_now now = peer_look(p);
     const row_layout row = layout_of(a);
-    const spread_role role = spread_role_of(l);
+    const spread_role role = spread_role_of(l, FORM.clerks);
     const bool empty = spread_is_empty(a.rows, l, p.size);
     const int lane = threadIdx.x % 32, thread = blockIdx.x * blockDim.x + threadIdx.x;
     const bool chooses = lane < CHOICE / 4 && lane < row.id_fours;
@@ -317,20 +321,23 @@ static __global__ void __launch_bounds__(SPREAD_THREADS, 1)
     ready r = {0, -1, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
     find_unit(p, l, row, from, unit, lane, q);
     gpu_wait_before();
-    gpu_let_next();
     if (empty) {
         if (l.first == 0 && a.expert)
             clear_rest(a, p.size);
         return;
     }
+    peer_settle(p, &now);
+    if (threadIdx.x == 0)
+        peer_begin(p, &now);
     int32_t id = -1;
     if (role.sends && unit < n)
         id = ask_own(a, p, l, row, lane, q);
-    const peer_look look = peer_ask(p);
+    const bool failed = peer_has_failed(p);
     if (role.sends && unit < n)
         r = make_ready(a, p, l, id, lane, q);
-    const peer_now now = peer_agree(p, look);
-    if (now.turn == PEER_BUFFERS)
+    if (threadIdx.x == 0)
+        peer_pass(p, now, 0u, (uint32_t)p.size * sign_fours(row, l));
+    if (failed)
         return;
     const size_t turn_at = (size_t)now.turn * 2 * p.size * p.slot;
     float4 *buffer = p.buffer[p.rank] + turn_at;
@@ -349,7 +356,7 @@ static __global__ void __launch_bounds__(SPREAD_THREADS, 1)
                          make_float4(1.0f, 1.0f, 1.0f, 1.0f));
     if (!role.sends && unit < n)
         four = ask_sent(buffer, row, chooses, q);
-    peer_clear(p, now.turn);
+    peer_clear(p, now.turn, (uint32_t)thread, gridDim.x * blockDim.x);
     if (l.first == 0 && a.expert)
         clear_rest(a, p.size);
 #pragma unroll 1
@@ -370,7 +377,6 @@ static __global__ void __launch_bounds__(SPREAD_THREADS, 1)
     }
     if (thread < p.size)
         peer_take(sign_of(p, buffer, thread, row, l), p, thread);
-    peer_end(p, now, 0u, (uint32_t)p.size * sign_fours(row, l));
 }
 
 const char *dispatch_start(const struct cuda_op *op, const struct op_place *at)
@@ -393,7 +399,7 @@ const char *dispatch_start(const struct cuda_op *op, const struct op_place *at)
     for (int first = 0; first < op->n_row && !why; first += in_slot) {
         spread_launch l = {first, min(in_slot, op->n_row - first), 0};
         const size_t units = (size_t)l.n_row * (size_t)row.n_part;
-        const spread_grid grid = spread_grid_for(units, units * (size_t)max(p->size - 1, 1), at, &l);
+        const spread_grid grid = spread_grid_for(FORM, units, units * (size_t)max(p->size - 1, 1), at, &l);
         why = gpu_why(
             gpu_launch_resident(dispatch_kernel, grid.blocks, grid.threads, 0, at->stream, *a, *p, l));
     }

@@ -15,7 +15,7 @@ static __global__ void echo_kernel(const __grid_constant__ peer_memory p, uint32
                                    bool last)
 {
     gpu_wait_before();
-    const uint32_t turn = (gpu_load_system(&p.state->turn) + 1) % PEER_BUFFERS;
+    const uint32_t turn = (gpu_load_system(&p.state->begun) / PEER_TURN + 1) % PEER_BUFFERS;
     const int from = (p.rank + p.size - 1) % p.size;
     uint32_t *to = (uint32_t *)peer_whole(p, peer_buffer(p, (p.rank + 1) % p.size, turn)),
              *own = (uint32_t *)peer_whole(p, peer_buffer(p, p.rank, turn));

@@ -53,28 +53,35 @@ static __device__ __forceinline__ void put_float(uint32_t *to, float v)
     gpu_store_grid(to, bits == ~0u ? 0x80000000u : ~bits);
 }
 
-static __device__ __forceinline__ float take_float(const uint32_t *from, uint32_t looked)
+/* What a warp's lanes have looked at, v[j] of each from[j], until it is there: all that is missing is asked
+ * for at once. Words that are looked at one after the other would each cost a way to the L2 and back. */
+template <int N>
+static __device__ __forceinline__ void wait_words(uint32_t (&v)[N], const uint32_t *const (&from)[N])
 {
-    while (looked == 0) {
+    for (;;) {
+        bool missing = false;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            missing |= v[j] == 0;
+        if (!__any_sync(ALL_LANES, missing))
+            return;
         gpu_wait_block();
-        looked = gpu_load_grid(from);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (v[j] == 0)
+                v[j] = gpu_load_grid(from[j]);
     }
-    return __uint_as_float(~looked);
+}
+
+/* A number as put_float has put it, of a word that is there. */
+static __device__ __forceinline__ float put_as_float(uint32_t word)
+{
+    return __uint_as_float(~word);
 }
 
 static __device__ __forceinline__ bool is_there(uint4 v)
 {
     return v.x != 0 && v.y != 0 && v.z != 0 && v.w != 0;
-}
-
-/* As it was put, when all four have come. */
-static __device__ __forceinline__ uint4 take_four(const uint4 *from, uint4 looked)
-{
-    while (!is_there(looked)) {
-        gpu_wait_block();
-        looked = gpu_load_grid(from);
-    }
-    return make_uint4(~looked.x, ~looked.y, ~looked.z, ~looked.w);
 }
 
 #define ASKED 2 /* vectors that a thread asks for at once */
@@ -84,16 +91,30 @@ static __device__ __forceinline__ uint4 take_four(const uint4 *from, uint4 looke
 static __device__ __forceinline__ void take_rows(uint8_t *rows, const uint4 *from, int n)
 {
 #pragma unroll 1
-    for (int base = threadIdx.x; base < n; base += ASKED * N_THREAD) {
+    for (int base = 0; base < n; base += ASKED * N_THREAD) {
         uint4 v[ASKED];
-#pragma unroll
-        for (int j = 0; j < ASKED; j++)
-            v[j] = gpu_load_grid(from + min(base + j * N_THREAD, n - 1));
+        int at[ASKED];
 #pragma unroll
         for (int j = 0; j < ASKED; j++) {
-            const int i = base + j * N_THREAD;
-            if (i < n)
-                stage_eight(rows, i, take_four(from + i, v[j]));
+            at[j] = min(base + j * N_THREAD + (int)threadIdx.x, n - 1);
+            v[j] = gpu_load_grid(from + at[j]);
         }
+        for (;;) { /* as wait_words */
+            bool missing = false;
+#pragma unroll
+            for (int j = 0; j < ASKED; j++)
+                missing |= !is_there(v[j]);
+            if (!__any_sync(ALL_LANES, missing))
+                break;
+            gpu_wait_block();
+#pragma unroll
+            for (int j = 0; j < ASKED; j++)
+                if (!is_there(v[j]))
+                    v[j] = gpu_load_grid(from + at[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < ASKED; j++)
+            if (base + j * N_THREAD + (int)threadIdx.x < n)
+                stage_eight(rows, at[j], make_uint4(~v[j].x, ~v[j].y, ~v[j].z, ~v[j].w));
     }
 }

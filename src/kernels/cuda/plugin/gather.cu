@@ -47,14 +47,18 @@ static __global__ void __launch_bounds__(GATHER_THREADS)
     gather_kernel(const __grid_constant__ cuda_gather a, const __grid_constant__ peer_memory p,
                   const gather_launch l)
 {
+    peer_now now = peer_look(p);
     gpu_wait_before();
-    gpu_let_next();
     const int rows = l.count ? min(*l.count - l.first, l.n_row) : l.n_row;
     if (rows <= 0) /* on all ranks */
         return;
-    const peer_now now = peer_begin(p);
+    peer_settle(p, &now);
+    if (threadIdx.x == 0) {
+        peer_begin(p, &now);
+        peer_pass(p, now, 0u, (uint32_t)p.size);
+    }
     const uint32_t turn = now.turn;
-    if (turn == PEER_BUFFERS)
+    if (peer_has_failed(p))
         return;
     const size_t own = (size_t)(a.first[p.rank + 1] - a.first[p.rank]), n_own = (size_t)rows * own;
     const size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x,
@@ -71,18 +75,18 @@ static __global__ void __launch_bounds__(GATHER_THREADS)
     if (thread < (size_t)p.size)
         gpu_store_system(peer_whole(p, peer_buffer(p, (int)thread, turn)) + p.rank,
                          make_float4(1.0f, 1.0f, 1.0f, 1.0f));
-    peer_clear(p, turn);
+    peer_clear(p, turn, (uint32_t)thread, (uint32_t)step);
     float4 *buffer = peer_buffer(p, p.rank, turn);
-    size_t most = 0;
     for (int r = 1; r < p.size && p.rank == 0; r++) {
         const size_t n = (size_t)rows * (size_t)(a.first[r + 1] - a.first[r]);
-        most = n > most ? n : most;
-        for (size_t i = thread; i < (n + 3) / 4; i += step)
-            place_four(a, l, p.size, r, i, n, peer_take(peer_slot(p, buffer, r) + i, p, r));
+        for (size_t i = thread; i < (n + 3) / 4; i += step) {
+            float4 *at = peer_slot(p, buffer, r) + i;
+            place_four(a, l, p.size, r, i, n, peer_take(at, p, r));
+            peer_empty(at);
+        }
     }
     if (thread < (size_t)p.size)
         peer_take(peer_whole(p, buffer) + thread, p, (int)thread);
-    peer_end(p, now, (uint32_t)((most + 3) / 4), (uint32_t)p.size);
 }
 
 const char *gather_start(const struct cuda_op *op, const struct op_place *at)

@@ -162,6 +162,17 @@ static inline cudaError_t gpu_malloc_shared(void **p, size_t bytes)
 
 #endif
 
+/* The same two of a kernel for n_row rows. Where there is one, the next kernel may be scheduled before this
+ * one waits: its code and weights are on their way while others still run. With many rows it would take the
+ * SMs' room from them. */
+__device__ __forceinline__ void gpu_wait_few(int n_row)
+{
+    if (n_row == 1)
+        gpu_let_next();
+    gpu_wait_before();
+    gpu_let_next();
+}
+
 /* Blocks that may wait for each other, one an SM. Where nothing else of the GPU's work waits for anything, no
  * launch but this one's predecessor, which ends, can hold an SM for long: then a cooperative launch, which
  * begins a microsecond later, is not needed. */

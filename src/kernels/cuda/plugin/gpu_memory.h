@@ -11,6 +11,11 @@ __device__ __forceinline__ void gpu_prefetch(const void *p)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
+/* So many bytes, both multiples of 16. */
+__device__ __forceinline__ void gpu_prefetch_bulk(const void *p, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
+}
 /* What other GPUs and the host write and read at the same time: each word of its own is whole, in no order.
  */
 __device__ __forceinline__ float4 gpu_load_system(const float4 *p)
@@ -117,6 +122,9 @@ template <int N> __device__ __forceinline__ void copies_wait()
 #else
 
 static inline void gpu_prefetch(const void *)
+{
+}
+static inline void gpu_prefetch_bulk(const void *, uint32_t)
 {
 }
 float4 gpu_load_system(const float4 *p);

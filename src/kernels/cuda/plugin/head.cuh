@@ -33,31 +33,69 @@ static __device__ __forceinline__ tables load_tables(const cuda_qkv &a, int pos,
     return to;
 }
 
-/* A head, normed where `norm` is not NULL and rotated, in shared memory: [head_dim]. `from` may be x. */
-static __device__ __forceinline__ void finish_head(const cuda_qkv &a, const tables &table, const float *from,
-                                                   const float *norm, float *x, int lane)
+/* The sum over the warp of each: the bits of warp_sum, whose steps take turns. */
+template <int N> static __device__ __forceinline__ void warp_sums(float (&v)[N])
 {
-    const int d = a.kv.head_dim, half = a.rotary_dim / 2;
-    float sum = 0.0f;
-    for (int i = lane; i < d; i += 32) {
-        x[i] = from[i];
-        sum = fmaf(x[i], x[i], sum);
-    }
-    if (norm) {
-        const float by = 1.0f / sqrtf(warp_sum(sum) / (float)d + a.eps);
+#ifdef __CUDACC__
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            v[j] += __shfl_xor_sync(ALL_LANES, v[j], d);
+#else
+    for (int j = 0; j < N; j++)
+        v[j] = warp_sum(v[j]);
+#endif
+}
+
+/* Heads side by side, normed where `norm` is not NULL and rotated where they lie, in shared memory: x [d], d
+ * the head's dimensions. The same bits whichever kernel does it: no product and sum here is left to the
+ * compiler to join. */
+template <int N>
+static __device__ __forceinline__ void finish_heads(const cuda_qkv &a, int d, const tables &table,
+                                                    const float *const (&norm)[N], float *const (&x)[N],
+                                                    int lane)
+{
+    const int half = a.rotary_dim / 2;
+    if (a.q_norm || a.k_norm) {
+        float by[N] = {};
         for (int i = lane; i < d; i += 32)
-            x[i] = x[i] * by * norm[i];
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                by[j] = fmaf(x[j][i], x[j][i], by[j]);
+        warp_sums<N>(by);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            by[j] = norm[j] ? 1.0f / sqrtf(by[j] / (float)d + a.eps) : 1.0f;
+        for (int i = lane; i < d; i += 32)
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                x[j][i] = x[j][i] * by[j] * (norm[j] ? norm[j][i] : 1.0f);
     }
     __syncwarp();
 #pragma unroll 1
     for (int i = lane; i < half; i += 32) {
         const int first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + half;
         const float c = table.cos[i], s = table.sin[i];
-        const float u = x[first], v = x[second];
-        x[first] = u * c - v * s;
-        x[second] = v * c + u * s;
+        float u[N], v[N];
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            u[j] = x[j][first], v[j] = x[j][second];
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            x[j][first] = fmaf(u[j], c, -v[j] * s);
+            x[j][second] = fmaf(v[j], c, u[j] * s);
+        }
     }
     __syncwarp();
+}
+
+static __device__ __forceinline__ void finish_head(const cuda_qkv &a, int d, const tables &table,
+                                                   const float *norm, float *x, int lane)
+{
+    const float *const norms[1] = {norm};
+    float *const rows[1] = {x};
+    finish_heads<1>(a, d, table, norms, rows, lane);
 }
 
 /* A key, finished, or a value to its place in the cache. */

@@ -51,10 +51,11 @@ struct packed_moe {
     const float *weight;
     float *out;
     int n_row, n_used, n_expert, hidden, inner;
-    void *each; /* NULL: out */
+    void *each;   /* NULL: out */
+    int n_shared; /* of n_used and of n_expert, the last */
 };
 
-/* Pairs of a token and an expert that a call of the kernel for few rows takes. */
+/* Pairs of a token and an expert that a call of the kernel for few rows takes, at most. */
 #define MOE_SLOTS_MAX 512
 
 /* Memory between the phases of a call, the device's. */
@@ -69,6 +70,8 @@ const char *linear_start(const struct packed_linear *work, const struct gpu_limi
                          cudaStream_t stream);
 /* Whether eight rows of this length fit its shared memory. */
 bool linear_takes(const struct packed_linear *work, const struct gpu_limits *limits);
+/* Whether the kernel for few rows takes so many pairs, and eight rows fit. */
+bool moe_takes(const struct packed_moe *work, const struct gpu_limits *limits);
 const char *moe_start(const struct packed_moe *work, const struct moe_scratch *scratch,
                       const struct gpu_limits *limits, cudaStream_t stream);
 /* p with its rows in the device's memory. `first` and n_row are whole tiles, but for the last. */

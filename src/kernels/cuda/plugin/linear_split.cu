@@ -1,12 +1,12 @@
-/* A packed product with few rows, whose K is shared out: over the blocks of a cluster, and over the warps of
- * a block. So a block needs a slice of x only: where every block has all of it, reading x takes longer than
- * reading the weights.
+/* A packed product with few rows, whose K is shared out over the blocks of a cluster: where every block has
+ * all of x, reading it takes longer than reading the weights.
  *
- * A cluster takes a run of tiles. A block of it takes a slice of K, and its warps are a grid of `parts` of
- * the slice times `lanes` of tiles. Weights go from memory straight into registers, those of one step ahead
- * of what is multiplied. What the parts have is added up in shared memory, and sent to the block of the
- * cluster that adds up the slices, all in order: up to 32 rows a row's sums depend on the shape of the matrix
- * (and on how many SMs the lane has) only, not on the number of rows. */
+ * A cluster takes a run of tiles, a block of it a slice of K, and the block's warps its units, tile by tile,
+ * in runs of their own that are equally long. Weights go from memory straight into registers, AHEAD units
+ * before they are multiplied, and into the L2 before that. A warp's part of a tile goes to shared memory;
+ * there the parts of a tile are added up and sent to the block of the cluster that adds up the slices, all in
+ * order: up to 32 rows a row's sums depend on the shape of the matrix (and on how many SMs the lane has)
+ * only, not on the number of rows. */
 #include <algorithm>
 #include <atomic>
 
@@ -17,23 +17,19 @@
 #define CLUSTER_MAX 8 /* blocks, that every GPU takes */
 #define ROWS_MAX    64
 
-/* How a product is shared out: a cluster of blocks has a run of tiles, a block of it a slice of K, a warp one
- * of `parts` of that and one of `lanes` of the tiles. */
+#define AHEAD 4 /* units of a warp that are under way */
+
+/* How a product is shared out: `groups` clusters of so many blocks. Of a cluster's tiles one block adds up
+ * the slices of came_tiles. */
 struct split_form {
-    int cluster, groups; /* blocks, and so many clusters */
-    int parts, lanes;
-    int most;       /* tiles of a warp at once */
-    int came_tiles; /* of a cluster's, whose slices one block adds up */
-    uint32_t parts_bytes, came_bytes;
+    int cluster, groups, came_tiles;
+    uint32_t parts_bytes;
 };
 
 struct split_params {
     struct packed_linear w;
     struct split_form form;
 };
-
-/* Tiles of a warp at once, that its registers have sums for. */
-template <int NT> constexpr int M = NT == 8 ? 2 : 3;
 
 /* ---- the kernel ------------------------------------------------------------------------------------ */
 
@@ -65,31 +61,24 @@ static __device__ __forceinline__ void ask_for_x(uint8_t *xs, const split_params
     copies_end();
 }
 
-/* acc += units w of n tiles times the rows at x. */
+/* acc += unit w times the rows at x. */
 template <int NT>
-static __device__ __forceinline__ void multiply(float (&acc)[M<NT>][NT][4], const split_unit (&w)[M<NT>],
-                                                int n, const uint8_t *x, uint32_t turned, uint32_t sixteen)
+static __device__ __forceinline__ void multiply(float (&acc)[NT][4], const split_unit &w, const uint8_t *x,
+                                                uint32_t turned, uint32_t sixteen)
 {
 #pragma unroll
     for (int b = 0; b < 4; b++) {
-        uint2 v[NT];
+        const uint32_t word = b == 0   ? w.code.x
+                              : b == 1 ? w.code.y
+                              : b == 2 ? w.code.z
+                                       : w.code.w,
+                       scales = b < 2 ? w.scale.x : w.scale.y;
+        uint32_t e[4];
+        expand(e, word, b % 2 ? scale_pair<1>(scales, sixteen) : scale_pair<0>(scales, sixteen), sixteen);
 #pragma unroll
-        for (int t = 0; t < NT; t++)
-            v[t] = *(const uint2 *)(x + 1024 * t + (turned ^ 32 * b));
-#pragma unroll
-        for (int m = 0; m < M<NT>; m++) {
-            if (m > 0 && m >= n)
-                continue;
-            uint32_t e[4];
-            const uint32_t word = b == 0   ? w[m].code.x
-                                  : b == 1 ? w[m].code.y
-                                  : b == 2 ? w[m].code.z
-                                           : w[m].code.w;
-            const uint32_t scales = b < 2 ? w[m].scale.x : w[m].scale.y;
-            expand(e, word, b % 2 ? scale_pair<1>(scales, sixteen) : scale_pair<0>(scales, sixteen), sixteen);
-#pragma unroll
-            for (int t = 0; t < NT; t++)
-                mma_bf16(acc[m][t], e, v[t].x, v[t].y);
+        for (int t = 0; t < NT; t++) {
+            const uint2 v = *(const uint2 *)(x + 1024 * t + (turned ^ 32 * b));
+            mma_bf16(acc[t], e, v.x, v.y);
         }
     }
 }
@@ -122,15 +111,33 @@ static __device__ __forceinline__ void finish(const split_params &a, int tile, i
     }
 }
 
-/* Units [from, to) of tiles first, first + step, ... below `end` from w on, into the L2. */
-static __device__ __forceinline__ void fetch(const uint8_t *w, size_t tile_bytes, int from, int to, int first,
-                                             int step, int end, int lane)
+/* A warp's next unit to be asked for. */
+struct unit_place {
+    const uint8_t *at;
+    int unit, n_unit, n_skip; /* of the slice; bytes from its end to its beginning in the next tile */
+};
+
+static __device__ __forceinline__ split_unit next_unit(unit_place &p, int lane)
 {
-#pragma unroll 1
-    for (int tile = first; tile < end; tile += step)
-#pragma unroll 1
-        for (int at = from * CUDA_UNIT_BYTES + 128 * lane; at < to * CUDA_UNIT_BYTES; at += 128 * 32)
-            gpu_prefetch(w + (size_t)(tile)*tile_bytes + at);
+    const split_unit w = load_unit(p.at, lane);
+    p.at += CUDA_UNIT_BYTES;
+    if (++p.unit == p.n_unit) {
+        p.unit = 0;
+        p.at += p.n_skip;
+    }
+    return w;
+}
+
+/* Where warp `warp` begins of n units. */
+static __device__ __forceinline__ int run_of(int n, int warp)
+{
+    return (int)((unsigned)(n * warp) / N_WARP);
+}
+
+/* Whose run has unit i of n. */
+static __device__ __forceinline__ int warp_of(int n, int i)
+{
+    return (int)((unsigned)(N_WARP * (i + 1) - 1) / (unsigned)n);
 }
 
 template <int NT, bool PAIRS>
@@ -138,92 +145,87 @@ static __global__ void __launch_bounds__(N_THREAD, 1) split_kernel(const __grid_
 {
     DYNAMIC_SHARED(memory);
     const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0), lane = (int)threadIdx.x % 32;
-    const int S = a.w.K / 64, C = a.form.cluster, P = a.form.parts, L = a.form.lanes, most = a.form.most;
+    const int S = a.w.K / 64, C = a.form.cluster;
     const int rank = (int)blockIdx.x % C, group = (int)blockIdx.x / C, n_group = (int)gridDim.x / C;
     const int n_tile = (a.w.n_out + 15) / 16, tile0 = n_tile * group / n_group,
               tiles = n_tile * (group + 1) / n_group - tile0;
-    const int unit0 = S * rank / C, units = S * (rank + 1) / C - unit0;
-    const int part = warp / L, own = warp - part * L;
-    const int from = part < P ? units * part / P : 0, to = part < P ? units * (part + 1) / P : 0;
-    if (C > 1)
-        cluster_arrive();
-    float4 *parts = (float4 *)memory, *came = parts + a.form.parts_bytes / 16;
-    uint8_t *xs = (uint8_t *)came + a.form.came_bytes;
+    const int unit0 = S * rank / C, units = S * (rank + 1) / C - unit0, all = tiles * units;
+    const int from = run_of(all, warp), n = run_of(all, warp + 1) - from;
+    constexpr int n4 = NT * 32; /* float4s of a tile's sums */
+    float4 *parts = (float4 *)memory;
+    uint8_t *xs = memory + a.form.parts_bytes;
+    float4 *came = (float4 *)xs; /* when x is not needed any more */
 
-    /* Tile m of a pass, of those of the cluster, is own + L * m behind the pass's first. */
-    const size_t tile_bytes = (size_t)S * CUDA_UNIT_BYTES;
-    const uint8_t *w_row = a.w.weight + (size_t)(tile0 + own) * tile_bytes + (size_t)unit0 * CUDA_UNIT_BYTES;
-    split_unit w[M<NT>];
+    /* The weights do not change: they may come before x is there. */
+    const uint8_t *slice = a.w.weight + ((int64_t)tile0 * S + unit0) * CUDA_UNIT_BYTES;
+    for (int t = (int)threadIdx.x; t < tiles; t += N_THREAD)
+        gpu_prefetch_bulk(slice + (int64_t)t * S * CUDA_UNIT_BYTES, (uint32_t)(units * CUDA_UNIT_BYTES));
+    int tile = from / units, unit = from - tile * units;
+    unit_place place = {slice + ((int64_t)tile * S + unit) * CUDA_UNIT_BYTES, unit, units,
+                        (S - units) * CUDA_UNIT_BYTES};
+    split_unit w[AHEAD];
 #pragma unroll
-    for (int m = 0; m < M<NT>; m++)
-        if (from < to && m < most && own + L * m < tiles)
-            w[m] = load_unit(w_row + (size_t)(L * m) * tile_bytes + from * CUDA_UNIT_BYTES, lane);
-    fetch(w_row, tile_bytes, from, to, 0, L, min(tiles, 2 * L * most) - own,
-          lane); /* the others into the L2 */
+    for (int i = 0; i < AHEAD; i++)
+        if (i < n)
+            w[i] = next_unit(place, lane);
     gpu_let_next();
-    gpu_wait_before(); /* the weights do not change: they may come before x is there */
+    gpu_wait_before();
     ask_for_x<NT>(xs, a, unit0, units);
     copies_wait<0>();
     __syncthreads();
 
     const uint32_t sixteen = 16 * gridDim.y, g = (uint32_t)lane >> 2;
     const uint32_t turned = 128 * g + (g & 3) * 32 + (lane & 3) * 8;
-    const int n4 = NT * 32; /* float4s of a tile's sums */
+    const uint8_t *x = xs + unit * (NT * 1024);
+    float acc[NT][4] = {};
+    auto put = [&]() { /* a tile's parts lie in order of the warps, those of all tiles one after the other */
+                       float *to = (float *)(parts + (size_t)(tile + warp) * n4) + lane;
+#pragma unroll
+                       for (int i = 0; i < 4 * NT; i++) {
+                           to[32 * i] = acc[i / 4][i % 4];
+                           acc[i / 4][i % 4] = 0.0f;
+                       }
+    };
 #pragma unroll 1
-    for (int first = 0; first < tiles; first += L * most) {
-        fetch(w_row, tile_bytes, from, to, 2 * L * most, L, min(tiles - first, 3 * L * most) - own, lane);
-        const int n = (min(tiles - first, L * most) - own + L - 1) / L; /* this warp's */
-        float acc[M<NT>][NT][4] = {};
-#pragma unroll 1
-        for (int u = from; u < to; u++) {
-            split_unit next[M<NT>];
-            const bool last = u + 1 == to;
-            const uint8_t *at = w_row + (last ? (size_t)(L * most) * tile_bytes : 0) +
-                                (last ? from : u + 1) * CUDA_UNIT_BYTES;
-            const int there = last ? tiles - first - L * most : tiles - first;
+    for (int base = 0; base < n; base += AHEAD)
 #pragma unroll
-            for (int m = 0; m < M<NT>; m++) {
-                next[m] = w[m];
-                if (m < most && own + L * m < there)
-                    next[m] = load_unit(at + (size_t)(L * m) * tile_bytes, lane);
-            }
-            if (n > 0)
-                multiply<NT>(acc, w, n, xs + (size_t)u * (NT * 1024), turned, sixteen);
-#pragma unroll
-            for (int m = 0; m < M<NT>; m++)
-                w[m] = next[m];
+        for (int i = 0; i < AHEAD; i++) {
+            if (base + i >= n)
+                break;
+            multiply<NT>(acc, w[i], x, turned, sixteen);
+            if (base + i + AHEAD < n)
+                w[i] = next_unit(place, lane);
+            x += NT * 1024;
+            if (++unit < units)
+                continue;
+            put();
+            unit = 0;
+            x = xs;
+            tile++;
         }
-        w_row += (size_t)(L * most) * tile_bytes;
-        if (part < P) {
-#pragma unroll
-            for (int m = 0; m < M<NT>; m++)
-                if (m < n) {
-                    float *to_parts = (float *)(parts + (size_t)((part * most + m) * L + own) * n4) + lane;
-#pragma unroll
-                    for (int i = 0; i < 4 * NT; i++)
-                        to_parts[32 * i] = acc[m][i / 4][i % 4];
-                }
-        }
+    if (unit > 0 && n > 0)
+        put();
+    if (C > 1)
+        cluster_sync(); /* nobody needs x any more */
+    else
         __syncthreads();
-        if (first == 0 && C > 1)
-            cluster_wait(); /* all blocks of the cluster have begun */
+
 #pragma unroll 1
-        for (int i = (int)threadIdx.x; i < min(L * most, tiles - first) * n4; i += N_THREAD) {
-            float4 sum = parts[i];
+    for (int i = (int)threadIdx.x; i < tiles * n4; i += N_THREAD) {
+        const int t = i / n4, last = warp_of(all, (t + 1) * units - 1);
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
-            for (int p = 1; p < P; p++) {
-                const float4 v = parts[(size_t)(p * most * L) * n4 + i];
-                sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
-            }
-            const int tile = first + i / n4;
-            float4 *place = came + (size_t)(rank * a.form.came_tiles + tile / C) * n4 + i % n4;
-            if (C > 1)
-                *cluster_at(place, tile % C) = sum;
-            else
-                *place = sum;
+        for (int v = warp_of(all, t * units); v <= last; v++) {
+            if (run_of(all, v) == run_of(all, v + 1))
+                continue;
+            const float4 one = parts[(t + v) * n4 + i % n4];
+            sum = make_float4(sum.x + one.x, sum.y + one.y, sum.z + one.z, sum.w + one.w);
         }
-        if (first + L * most < tiles)
-            __syncthreads();
+        float4 *to = came + (size_t)(rank * a.form.came_tiles + t / C) * n4 + i % n4;
+        if (C > 1)
+            *cluster_at(to, t % C) = sum;
+        else
+            *to = sum;
     }
     if (C > 1)
         cluster_sync();
@@ -231,29 +233,27 @@ static __global__ void __launch_bounds__(N_THREAD, 1) split_kernel(const __grid_
         __syncthreads();
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < (tiles - rank + C - 1) / C * n4; i += N_THREAD) {
-        const int tile = i / n4, t = i / 32 % NT;
-        const float *at = (const float *)(came + (size_t)tile * n4) + t * 128 + i % 32;
+        const int own = i / n4, t = i / 32 % NT;
+        const float *at = (const float *)(came + (size_t)own * n4) + t * 128 + i % 32;
         float c[4] = {};
 #pragma unroll 1
         for (int s = 0; s < C; s++)
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 c[j] += at[(size_t)(s * a.form.came_tiles) * (4 * n4) + 32 * j];
-        finish<PAIRS>(a, tile0 + tile * C + rank, 8 * t + (i & 3) * 2, i % 32 / 4, c);
+        finish<PAIRS>(a, tile0 + own * C + rank, 8 * t + (i & 3) * 2, i % 32 / 4, c);
     }
 }
 
 /* ---- its form -------------------------------------------------------------------------------------- */
 
-/* About the time of a form with 32 rows, in steps of a warp with one unit: products, sums over parts,
- * barriers, the slice of x, what a cluster costs besides. Of the forms tried on an H200 its choices were the
- * best: all warps are wanted, and few rounds. */
+/* About the time of a form with 32 rows, in units of a warp: products, x, sums, what a cluster costs
+ * besides. */
 static float cost(const struct split_form &f, int n_tile, int S)
 {
     const int tiles = (n_tile + f.groups - 1) / f.groups, slice = (S + f.cluster - 1) / f.cluster;
-    const int each = (tiles + f.lanes - 1) / f.lanes, steps = (slice + f.parts - 1) / f.parts;
-    return (float)(each * steps) + (float)each + 0.5f * (float)((each + f.most - 1) / f.most) +
-           0.26f * (float)slice + (f.cluster > 1 ? 1.5f : 0.0f);
+    return (float)((tiles * slice + N_WARP - 1) / N_WARP) + 0.26f * (float)slice + 0.2f * (float)tiles +
+           (f.cluster > 1 ? 1.5f : 0.0f);
 }
 
 /* Bytes for `nt` eights of rows. */
@@ -262,9 +262,9 @@ static size_t lay_out(struct split_form *f, int nt, int n_tile, int S)
     const int tiles = (n_tile + f->groups - 1) / f->groups, slice = (S + f->cluster - 1) / f->cluster;
     const size_t sums = (size_t)nt * 512; /* of a tile */
     f->came_tiles = (tiles + f->cluster - 1) / f->cluster;
-    f->parts_bytes = (uint32_t)((size_t)(f->parts * f->lanes * f->most) * sums);
-    f->came_bytes = (uint32_t)((size_t)(f->cluster * f->came_tiles) * sums);
-    return f->parts_bytes + f->came_bytes + (size_t)slice * (size_t)nt * 1024;
+    f->parts_bytes = (uint32_t)((size_t)(tiles + N_WARP) * sums);
+    return f->parts_bytes +
+           std::max((size_t)(f->cluster * f->came_tiles) * sums, (size_t)slice * (size_t)nt * 1024);
 }
 
 /* Clusters of this size that run at once. Asking takes longer than a launch, so it is asked once. */
@@ -287,23 +287,20 @@ static int clusters_at_once(int size, const struct gpu_limits *limits)
  * of sums. False: none fits. */
 static bool choose(struct split_form *best, int nt, int n_out, int K, const struct gpu_limits *limits)
 {
-    const int n_tile = (n_out + 15) / 16, S = K / 64, at_once = nt == 8 ? M<8> : M<4>;
+    const int n_tile = (n_out + 15) / 16, S = K / 64;
     float least = 0.0f;
     best->cluster = 0;
     if (n_out < 1 || K < 64 || K % 64)
         return false;
     for (int cluster = 1; cluster <= CLUSTER_MAX && cluster <= S; cluster *= 2) {
-        const int groups = std::min(clusters_at_once(cluster, limits), n_tile);
-        for (int parts = 1; parts <= N_WARP && parts * cluster <= S && groups > 0; parts++)
-            for (int most = 1; most <= at_once; most++) {
-                struct split_form f = {cluster, groups, parts, N_WARP / parts, most, 0, 0, 0};
-                const float now = cost(f, n_tile, S);
-                if ((best->cluster > 0 && now >= least) ||
-                    lay_out(&f, nt, n_tile, S) + 1024 > limits->shared_bytes)
-                    continue;
-                *best = f;
-                least = now;
-            }
+        struct split_form f = {cluster, std::min(clusters_at_once(cluster, limits), n_tile), 0, 0};
+        if (f.groups < 1 || lay_out(&f, nt, n_tile, S) + 1024 > limits->shared_bytes)
+            continue;
+        const float now = cost(f, n_tile, S);
+        if (best->cluster == 0 || now < least) {
+            *best = f;
+            least = now;
+        }
     }
     return best->cluster > 0;
 }

@@ -345,11 +345,21 @@ static const char *start(const struct packed_moe *w, const struct moe_scratch *s
                                              stream, a));
 }
 
+static bool is_in_range(const struct packed_moe *w)
+{
+    return w->n_row >= 1 && w->n_row <= MOE_SLOTS_MAX && w->n_used >= 1 &&
+           w->n_used <= MOE_SLOTS_MAX / w->n_row;
+}
+
+bool moe_takes(const struct packed_moe *w, const struct gpu_limits *limits)
+{
+    return is_in_range(w) && x_room<short_ring>(w, limits) > 0;
+}
+
 const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
                       const struct gpu_limits *limits, cudaStream_t stream)
 {
-    if (w->n_row < 1 || w->n_row > MOE_SLOTS_MAX || w->n_used < 1 || w->n_used > MOE_SLOTS_MAX ||
-        w->n_row * w->n_used > MOE_SLOTS_MAX)
+    if (!is_in_range(w))
         return "moe: expected at least one token and at most 512 pairs of a token and an expert";
     if (w->n_expert < 1 || w->n_expert > CUDA_EXPERTS_MAX || w->hidden < 64 || w->hidden % 64 ||
         w->inner < 64 || w->inner % 64)

@@ -1,14 +1,15 @@
-/* What precedes the experts of one token, in every block of their launch: residual addition, norm, and the
- * choice of experts. The norm is everybody's own work; of the router's logits a block has some, and they
- * travel as h does (exchange.cuh). */
+/* What precedes the experts of one token, in every block of their launch: the choice of experts, and residual
+ * addition and norm before it unless sums over GPUs have done them. The norm is everybody's own work; of the
+ * router's logits a block has some, and they travel as h does (exchange.cuh). */
 #pragma once
 
 #include "kernels/cuda/plugin/exchange.cuh"
 #include "kernels/cuda/plugin/norm_row.cuh"
 #include "kernels/cuda/plugin/route.cuh"
 
+enum { FRONT_NONE, FRONT_ROUTER, FRONT_NORM /* and router */ };
 struct moe_front {
-    cuda_add_norm norm;
+    cuda_add_norm norm; /* not looked at without it */
     cuda_router router; /* weights of bf16 or fp32 */
     const int32_t *count;
 };
@@ -17,7 +18,7 @@ struct moe_front {
 #define FRONT_EXPERTS 128 /* four threads of the block each */
 struct front_room {
     uint32_t key[FRONT_EXPERTS];
-    float logit[FRONT_EXPERTS], score[FRONT_EXPERTS], weight[32], sums[2][32];
+    float logit[FRONT_EXPERTS], score[FRONT_EXPERTS], weight[32], sums[ROW_ROOM], more_sums[2][32];
     int32_t expert[32];
 };
 
@@ -36,56 +37,100 @@ static __device__ __forceinline__ float4 router_four(const cuda_router &r, int e
 static inline bool front_takes(const cuda_router *r)
 {
     return (r->w.type == CUDA_BF16 || r->w.type == CUDA_F32) && r->n_group <= 1 && r->top_k >= 1 &&
-           r->top_k <= 32 && r->top_k <= r->n_expert && r->n_expert <= FRONT_EXPERTS;
+           r->top_k <= r->n_expert && r->n_expert <= FRONT_EXPERTS && r->n_shared >= 0 &&
+           r->top_k + r->n_shared <= 32;
 }
 
-/* Before what precedes has ended: the weights of this block's logits may be on their way. */
-static __device__ __forceinline__ void front_ask(const moe_front &f)
+/* Weights that a thread needs first: of the norm, and of this block's first logit. */
+struct front_weights {
+    float4 norm, router;
+};
+
+/* Before what precedes has ended: weights may be on their way. The first are asked for by name, for a block
+ * that comes late has no time left for a prefetch. */
+template <int FRONT> static __device__ __forceinline__ front_weights front_ask(const moe_front &f)
 {
-    const size_t bytes = (f.router.w.type == CUDA_F32 ? 4 : 2) * (size_t)f.router.K;
+    const int mine = 4 * threadIdx.x, n = f.router.K;
+    front_weights w = {};
+    if (FRONT == FRONT_NORM && mine < n) {
+        w.norm = norm_four<true>(f.norm.weight, mine, n);
+        w.router = router_four(f.router, min((int)blockIdx.x, f.router.n_expert - 1), mine);
+    }
+    const size_t bytes = (f.router.w.type == CUDA_F32 ? 4 : 2) * (size_t)n,
+                 had = FRONT == FRONT_NORM ? (f.router.w.type == CUDA_F32 ? 4 : 2) * 4 * N_THREAD
+                                           : 0; /* of the first logit */
 #pragma unroll 1
     for (int e = blockIdx.x; e < f.router.n_expert; e += gridDim.x)
 #pragma unroll 1
-        for (size_t at = 128 * (size_t)threadIdx.x; at < bytes; at += 128 * N_THREAD)
+        for (size_t at = 128 * (size_t)threadIdx.x + (e == (int)blockIdx.x ? had : 0); at < bytes;
+             at += 128 * N_THREAD)
             gpu_prefetch(f.router.w.data + (size_t)e * bytes + at);
 #pragma unroll 1
-    for (int i = 32 * threadIdx.x; i < f.norm.n; i += 32 * N_THREAD)
+    for (int i = 4 * N_THREAD + 32 * threadIdx.x; FRONT == FRONT_NORM && i < n; i += 32 * N_THREAD)
         gpu_prefetch(f.norm.weight + i);
+    return w;
+}
+
+/* This block's logits to words, of a row that is normed already. All threads. */
+static __device__ __forceinline__ void front_logits(const moe_front &f, uint32_t *words, front_room &room)
+{
+    const int n = f.router.K, mine = 4 * threadIdx.x;
+    const float scale = *f.router.w.scale;
+    int turn = 0;
+#pragma unroll 1
+    for (int e = blockIdx.x; e < f.router.n_expert; e += gridDim.x, turn ^= 1) {
+        float logit = 0.0f;
+#pragma unroll 2
+        for (int i = mine; i < n; i += 4 * N_THREAD) {
+            const float4 y = __ldcg((const float4 *)(f.router.x + i)), w = router_four(f.router, e, i);
+            logit = fmaf(w.x, y.x, fmaf(w.y, y.y, fmaf(w.z, y.z, fmaf(w.w, y.w, logit))));
+        }
+        logit = block_sum(logit, room.more_sums[turn]) * scale;
+        if (threadIdx.x == 0)
+            put_float(words + e, logit);
+    }
 }
 
 /* The new residual to row, bf16 of its norm to xs, and this block's logits to words. Returns the factor of
  * the norm. All threads. */
-static __device__ __forceinline__ float front_norm(const moe_front &f, float *row, uint8_t *xs,
-                                                   uint32_t *words, front_room &room)
+static __device__ __forceinline__ float front_norm(const moe_front &f, const front_weights &asked, float *row,
+                                                   uint8_t *xs, uint32_t *words, front_room &room)
 {
     const cuda_add_norm &a = f.norm;
     const int n = a.n, mine = 4 * threadIdx.x;
-    const bool has_one = mine < n;
     const int first = min((int)blockIdx.x, f.router.n_expert - 1);
-    const float4 first_weight = has_one ? norm_four<true>(a.weight, mine, n) : make_float4(0, 0, 0, 0);
-    const float4 first_router = has_one ? router_four(f.router, first, mine) : make_float4(0, 0, 0, 0);
-    const float by = row_norm(a, row, room.sums[0]), scale = *f.router.w.scale;
-    int turn = 1;
+    const float scale = *f.router.w.scale;
+    /* The first logit needs the norm's factor at its end only: its sum is made beside that of the squares. */
+    float logit;
+    const float by = row_norm(a, row, room.sums, &logit, [&](int i, float4 v, float sum) {
+        const float4 n_w = i == mine ? asked.norm : norm_four<true>(a.weight, i, n),
+                     w = i == mine ? asked.router : router_four(f.router, first, i);
+        return fmaf(w.x, v.x * n_w.x,
+                    fmaf(w.y, v.y * n_w.y, fmaf(w.z, v.z * n_w.z, fmaf(w.w, v.w * n_w.w, sum))));
+    });
+    if (threadIdx.x == 0 && (int)blockIdx.x < f.router.n_expert)
+        put_float(words + first, logit * by * scale);
+    int turn = 0;
 #pragma unroll 1
-    for (int e = blockIdx.x; e < f.router.n_expert; e += gridDim.x, turn ^= 1) {
-        float logit = 0.0f;
+    for (int e = blockIdx.x + gridDim.x; e < f.router.n_expert; e += gridDim.x, turn ^= 1) {
+        logit = 0.0f;
 #pragma unroll 1
         for (int i = mine; i < n; i += 4 * N_THREAD) {
-            const bool is_first = i == mine;
-            const float4 y = row_y(row, i, by, is_first ? first_weight : norm_four<true>(a.weight, i, n));
-            const float4 w = is_first && e == first ? first_router : router_four(f.router, e, i);
+            const float4 y = row_y(row, i, by, norm_four<true>(a.weight, i, n)),
+                         w = router_four(f.router, e, i);
             logit = fmaf(w.x, y.x, fmaf(w.y, y.y, fmaf(w.z, y.z, fmaf(w.w, y.w, logit))));
         }
-        logit = block_sum(logit, room.sums[turn]) * scale; /* whose barrier frees the other sums */
+        logit = block_sum(logit, room.more_sums[turn]) * scale; /* whose barrier frees the other sums */
         if (threadIdx.x == 0)
             put_float(words + e, logit);
     }
-    row_stage(a, row, by, first_weight, xs);
+    row_stage(a, row, by, asked.norm, xs);
     return by;
 }
 
-/* All logits as they come, and the choice: a lane of every warp has one of the experts, -1 from top_k on. By
- * the whole block: a choice at a time takes longer than to count, for each expert, those that come before it.
+/* All logits as they come, and the choice: a lane of every warp has one of the experts, those that every row
+ * takes behind top_k others, then -1. By the whole block: a choice at a time takes longer than to count, for
+ * each expert, those that come before it.
  */
 struct front_choice {
     int expert;
@@ -98,16 +143,18 @@ static __device__ __forceinline__ front_choice front_route(const moe_front &f, c
     const bool real = OP_COUNT(f.count, 1) > 0;
     const int E = r.n_expert;
     if (warp == 0) {
+        const uint32_t *from[FRONT_EXPERTS / 32];
         uint32_t v[FRONT_EXPERTS / 32];
 #pragma unroll
-        for (int j = 0; j < FRONT_EXPERTS / 32; j++)
-            v[j] = gpu_load_grid(words + min(32 * j + lane, E - 1));
-#pragma unroll
         for (int j = 0; j < FRONT_EXPERTS / 32; j++) {
-            const int e = 32 * j + lane;
-            if (e < E)
-                room.logit[e] = take_float(words + e, v[j]);
+            from[j] = words + min(32 * j + lane, E - 1);
+            v[j] = gpu_load_grid(from[j]);
         }
+        wait_words(v, from);
+#pragma unroll
+        for (int j = 0; j < FRONT_EXPERTS / 32; j++)
+            if (32 * j + lane < E)
+                room.logit[32 * j + lane] = put_as_float(v[j]);
         __syncwarp();
         float score[FRONT_EXPERTS / 32];
         uint32_t key[FRONT_EXPERTS / 32];
@@ -138,20 +185,26 @@ static __device__ __forceinline__ front_choice front_route(const moe_front &f, c
         room.weight[before] = room.score[e];
     }
     __syncthreads();
-    const bool has = real && lane < r.top_k;
+    const bool has = real && lane < r.top_k, shares = real && !has && lane < route_width(r);
     const float weight = route_weight(r, lane < r.top_k ? room.weight[lane] : 0.0f, lane);
-    const front_choice c = {has ? room.expert[lane] : -1, has ? weight : 0.0f};
+    const front_choice c = {has      ? room.expert[lane]
+                            : shares ? r.n_expert + lane - r.top_k
+                                     : -1,
+                            has      ? weight
+                            : shares ? 1.0f
+                                     : 0.0f};
     if (has && r.load && warp == 0 && blockIdx.x == 0)
         atomicAdd((unsigned long long *)&r.load[c.expert], 1ull);
     return c;
 }
 
 /* Block 0, when every block has read what precedes: what other operators want of it. */
+template <int FRONT>
 static __device__ __forceinline__ void front_put(const moe_front &f, const float *row, float by,
                                                  const front_room &room, front_choice c)
 {
     const bool real = OP_COUNT(f.count, 1) > 0;
-    if (threadIdx.x < (unsigned)f.router.top_k) {
+    if ((int)threadIdx.x < route_width(f.router)) {
         f.router.expert[threadIdx.x] = c.expert;
         f.router.weight[threadIdx.x] = c.weight;
     }
@@ -160,5 +213,6 @@ static __device__ __forceinline__ void front_put(const moe_front &f, const float
 #pragma unroll 1
     for (int e = threadIdx.x; e < f.router.n_expert; e += N_THREAD)
         f.router.logits[e] = room.logit[e];
-    row_put(f.norm, row, by);
+    if (FRONT == FRONT_NORM)
+        row_put(f.norm, row, by);
 }

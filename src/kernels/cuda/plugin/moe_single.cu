@@ -28,9 +28,24 @@ static __device__ __forceinline__ void put_h(uint32_t *words, int tile, float h,
         gpu_store_grid(words + tile * 4 + lane / 8, ~(own | next << 16));
 }
 
+/* Weights of experts that every token takes are known before the choice: they may be on their way to the L2.
+ */
+static __device__ __forceinline__ void ask_shared(const packed_moe &w)
+{
+    const size_t one = (size_t)(w.hidden / 16) * (w.inner / 64) * CUDA_UNIT_BYTES, n = w.n_shared * one;
+    const size_t first = (size_t)(w.n_expert - w.n_shared) * one;
+#pragma unroll 1
+    for (size_t at = 128 * ((size_t)blockIdx.x * N_THREAD + threadIdx.x); at < 2 * n;
+         at += 128 * N_THREAD * (size_t)gridDim.x) {
+        gpu_prefetch(w.gate_up + 2 * first + at);
+        if (at < n)
+            gpu_prefetch(w.down + first + at);
+    }
+}
+
 /* ---- the kernel ------------------------------------------------------------------------------------ */
 
-template <bool FRONT>
+template <int FRONT>
 static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params<single_params> all)
 {
     const single_params &a = all.a;
@@ -43,8 +58,8 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
     const int n_logit = FRONT ? (a.front.router.n_expert + 3) / 4 * 4 : 0,
               n_word = n_logit + n_used * (I / 2);
     uint8_t *xs = memory + N_WARP * a.n_stage * CHUNK_BYTES, *hs = xs + 2 * H;
-    float *row = (float *)(hs + n_used * (2 * I));
-    front_room &room = *(front_room *)(row + H);
+    float *row = (float *)(hs + n_used * (2 * I)); /* of a norm */
+    front_room &room = *(front_room *)(FRONT == FRONT_NORM ? row + H : row);
     struct ring ring = ring_make(memory, barriers, a.n_stage, warp, lane);
     struct phase phase[2];
     phase[0] = {a.w.gate_up, (int64_t)(I / 8) * (H / 64) * CUDA_UNIT_BYTES, H / 64, 1, I / 8, 0, 0};
@@ -52,17 +67,21 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
     deal(phase[0], n_used * (I / 8));
     deal(phase[1], H / 16);
 
+    front_weights asked = {};
     if (FRONT)
-        front_ask(a.front);
+        asked = front_ask<FRONT>(a.front);
+    ask_shared(a.w);
     gpu_wait_before();
     const exchange_now now = exchange_look(a.exchange);
     uint32_t *words = now.words;
     float by = 0.0f;
     front_choice choice = {-1, 0.0f};
-    if (FRONT) {
-        by = front_norm(a.front, row, xs, words, room);
+    if (FRONT == FRONT_NORM)
+        by = front_norm(a.front, asked, row, xs, words, room);
+    else if (FRONT)
+        front_logits(a.front, words, room);
+    if (FRONT)
         choice = front_route(a.front, words, room, warp, lane);
-    }
     /* A lane knows one of the experts, in every warp. One that is of none here counts as the first, times
      * nothing. */
     const int id = lane < n_used ? FRONT ? choice.expert : a.w.id[lane] : -1;
@@ -70,14 +89,17 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
     const int expert = is_here ? id : 0;
     const float weight = is_here ? FRONT ? choice.weight : a.w.weight[lane] : 0.0f;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < H / 8 && !FRONT; i += N_THREAD)
+    for (int i = threadIdx.x; i < H / 8 && FRONT != FRONT_NORM; i += N_THREAD)
         stage_eight(xs, i, __ldcg((const uint4 *)a.w.x + i));
     const float gate_by = a.w.gate_scale[expert], up_by = a.w.up_scale[expert],
                 down_by = a.w.down_scale[expert]; /* not waited for yet */
     const struct piece piece = piece_of(phase, expert, warp, lane);
-    const uint32_t pieces = __ballot_sync(ALL_LANES, piece.n > 0);
-    ring.todo = pieces;
+    const uint32_t pieces = __ballot_sync(ALL_LANES, piece.n > 0), first_pieces = (1u << PIECES_MAX) - 1;
+    /* Down's weights are asked for when the first of gate and up have come: else those of a block that knows
+     * its experts a little later would come behind all of down's, and every block waits for its h. */
+    ring.todo = pieces & first_pieces;
     ring_fill(ring, piece, lane);
+    ring.todo |= pieces & ~first_pieces;
     gpu_let_next();
     exchange_clear(now);
     __syncthreads();
@@ -93,16 +115,17 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
         p.lo = f ? phase[1].lo : phase[0].lo;
         p.hi = f ? phase[1].hi : phase[0].hi;
         if (f) {
+            ring_fill(ring, piece, lane); /* a warp may have had none of gate and up */
             take_rows(hs, (const uint4 *)(words + n_logit), (n_word - n_logit) / 4);
             __syncthreads();
             if (FRONT && blockIdx.x == 0) /* every block has h, so it has read the residual */
-                front_put(a.front, row, by, room, choice);
+                front_put<FRONT>(a.front, row, by, room, choice);
             if (blockIdx.x == 0 && threadIdx.x == 0)
                 exchange_pass(a.exchange, now, n_word);
         }
         run_phase(
-            p, piece, f ? pieces >> PIECES_MAX << PIECES_MAX : pieces & ((1u << PIECES_MAX) - 1), ring, part,
-            warp, lane, [&](int slot) { return f ? hs + slot * (2 * I) : xs; },
+            p, piece, f ? pieces & ~first_pieces : pieces & first_pieces, ring, part, warp, lane,
+            [&](int slot) { return f ? hs + slot * (2 * I) : xs; },
             [&](int slot, struct sums c) {
                 if (f == 0)
                     return c;
@@ -127,14 +150,14 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
 
 /* ---- which ----------------------------------------------------------------------------------------- */
 
-static size_t room_bytes(const struct packed_moe *w, bool front)
+static size_t room_bytes(const struct packed_moe *w, int front)
 {
     return 2 * ((size_t)w->hidden + (size_t)w->n_used * (size_t)w->inner) +
-           (front ? (size_t)w->hidden * sizeof(float) + sizeof(front_room) : 0);
+           (front == FRONT_NORM ? (size_t)w->hidden * sizeof(float) : 0) + (front ? sizeof(front_room) : 0);
 }
 
 /* Stages of the rings that fit beside the rest; 0: not even two. */
-static int stages(const struct packed_moe *w, bool front, const struct gpu_limits *limits)
+static int stages(const struct packed_moe *w, int front, const struct gpu_limits *limits)
 {
     const size_t own = 8192; /* what the kernel has of its own */
     for (int n = STAGES_MAX; n >= 2; n--)
@@ -149,28 +172,29 @@ static bool few_pieces(int tiles, int runs, int grid)
     return ((tiles + grid - 1) / grid * runs + N_WARP - 1) / N_WARP + 1 <= PIECES_MAX;
 }
 
-/* Whether so many tiles of down, dealt whole, keep blocks busy: else the kernel for few rows is as fast. */
+/* Whether so many tiles of down, dealt whole, keep blocks busy: else the kernel for few rows is as fast,
+ * though not as that and a router of its own. */
 static bool fills(int tiles, int grid)
 {
     return 4 * tiles >= 3 * ((tiles + grid - 1) / grid) * grid;
 }
 
-static bool takes(const struct packed_moe *w, bool front, const struct gpu_limits *limits)
+static bool takes(const struct packed_moe *w, int front, const struct gpu_limits *limits)
 {
     return w->n_row == 1 && !w->each && w->n_used >= 1 && w->n_used <= USED_MAX && w->n_expert >= 1 &&
            w->hidden >= 64 && w->hidden % 64 == 0 && w->inner >= 64 && w->inner % 64 == 0 &&
            (size_t)w->n_used * (size_t)w->inner / 2 + CUDA_EXPERTS_MAX <= OP_SINGLE_WORDS &&
            few_pieces(w->n_used * w->inner / 8, 1, limits->n_sm) &&
-           few_pieces(w->hidden / 16, w->n_used, limits->n_sm) && fills(w->hidden / 16, limits->n_sm) &&
-           stages(w, front, limits) > 0;
+           few_pieces(w->hidden / 16, w->n_used, limits->n_sm) &&
+           (front || fills(w->hidden / 16, limits->n_sm)) && stages(w, front, limits) > 0;
 }
 
 bool moe_single_takes(const struct packed_moe *w, const struct gpu_limits *limits)
 {
-    return takes(w, false, limits);
+    return takes(w, FRONT_NONE, limits);
 }
 
-template <bool FRONT> static const char *start(single_params *a, const struct op_place *at)
+template <int FRONT> static const char *start(single_params *a, const struct op_place *at)
 {
     const struct packed_moe *w = &a->w;
     a->exchange = {at->barrier + OP_SINGLE, at->barrier + OP_SINGLE_H, OP_SINGLE_WORDS};
@@ -188,29 +212,51 @@ const char *moe_single_start(const struct packed_moe *w, const struct op_place *
 {
     single_params a = {};
     a.w = *w;
-    return start<false>(&a, at);
+    return start<FRONT_NONE>(&a, at);
 }
 
-bool moe_joined_takes(const struct cuda_op *op, int n_op, const struct packed_moe *w,
-                      const struct gpu_limits *limits)
+/* Of one row, on one lane and not waiting for the other one. */
+static bool are_one_row(const struct cuda_op *op, int n)
 {
-    if (n_op < 3 || op[0].kind != CUDA_OP_ADD_NORM || op[1].kind != CUDA_OP_ROUTER ||
-        op[2].kind != CUDA_OP_MOE)
-        return false;
-    for (int i = 1; i < 3; i++)
-        if (op[i].n_row != 1 || op[i].lane != op[0].lane || op[i].back || op[i].count != op[0].count)
+    for (int i = 0; i < n; i++)
+        if (op[i].n_row != 1 || op[i].lane != op[0].lane || op[i].count != op[n - 1].count ||
+            (i && op[i].back))
             return false;
+    return true;
+}
+
+static bool is_router_of(const struct cuda_router *r, const struct packed_moe *w)
+{
+    return r->K == w->hidden && r->expert == w->id && r->weight == w->weight &&
+           r->top_k + r->n_shared == w->n_used && front_takes(r);
+}
+
+int moe_joined_takes(const struct cuda_op *op, int n_op, const struct packed_moe *w,
+                     const struct gpu_limits *limits)
+{
+    if (n_op >= 2 && op[0].kind == CUDA_OP_ROUTER && op[1].kind == CUDA_OP_MOE)
+        return are_one_row(op, 2) && is_router_of(&op[0].as.router, w) && takes(w, FRONT_ROUTER, limits) ? 2
+                                                                                                         : 0;
+    if (n_op < 3 || op[0].kind != CUDA_OP_ADD_NORM || op[1].kind != CUDA_OP_ROUTER ||
+        op[2].kind != CUDA_OP_MOE || !are_one_row(op, 3))
+        return 0;
     const struct cuda_add_norm *n = &op[0].as.add_norm;
     const struct cuda_router *r = &op[1].as.router;
-    return op[0].n_row == 1 && !n->row && n->n == w->hidden && n->y == w->x && n->y_float &&
-           n->y_float == r->x && r->K == w->hidden && r->expert == w->id && r->weight == w->weight &&
-           r->top_k == w->n_used && front_takes(r) && takes(w, true, limits);
+    return !n->row && n->n == w->hidden && n->y == w->x && n->y_float && n->y_float == r->x &&
+                   is_router_of(r, w) && takes(w, FRONT_NORM, limits)
+               ? 3
+               : 0;
 }
 
 const char *moe_joined_start(const struct cuda_op *op, const struct packed_moe *w, const struct op_place *at)
 {
     single_params a = {};
     a.w = *w;
+    if (op[0].kind == CUDA_OP_ROUTER) {
+        a.front.router = op[0].as.router;
+        a.front.count = op[0].count;
+        return start<FRONT_ROUTER>(&a, at);
+    }
     a.front = {op[0].as.add_norm, op[1].as.router, op[1].count};
-    return start<true>(&a, at);
+    return start<FRONT_NORM>(&a, at);
 }

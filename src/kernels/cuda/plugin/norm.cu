@@ -11,8 +11,7 @@ static __global__ void __launch_bounds__(1024)
     const int t = blockIdx.x, n = a.n, mine = 4 * threadIdx.x;
     const float4 first_weight =
         mine < n ? norm_four<ALIGNED>(a.weight, mine, n) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    gpu_wait_before();
-    gpu_let_next();
+    gpu_wait_few(n_row);
     if (t >= OP_COUNT(count, n_row))
         return;
     const size_t from = (size_t)(a.row ? a.row[t] : t) * n, to = (size_t)t * n;

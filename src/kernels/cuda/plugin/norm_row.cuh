@@ -20,11 +20,15 @@ static __device__ __forceinline__ float4 row_y(const float *row, int i, float by
 }
 
 /* The new residual to `row`; returns the factor of the norm: the bits of norm.cu, whose threads are twice as
- * many where rows are long. All threads; `room` is 32 floats of shared memory. */
-static __device__ __forceinline__ float row_norm(const cuda_add_norm &a, float *row, float *room)
+ * many where rows are long. other: the sum over all elements of what also(i, four, sum so far) makes of them.
+ * All threads; `room` is ROW_ROOM floats of shared memory. */
+#define ROW_ROOM (3 * N_WARP)
+template <typename Also>
+static __device__ __forceinline__ float row_norm(const cuda_add_norm &a, float *row, float *room,
+                                                 float *other, Also also)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float sum[2] = {0.0f, 0.0f};
+    float sum[2] = {0.0f, 0.0f}, more = 0.0f;
 #pragma unroll 1
     for (int i = 4 * threadIdx.x, odd = 0; i < a.n; i += 4 * N_THREAD, odd ^= 1) {
         float4 v = __ldcg((const float4 *)(a.residual + i));
@@ -36,20 +40,30 @@ static __device__ __forceinline__ float row_norm(const cuda_add_norm &a, float *
         const float one = norm_keep(row, i, v, odd ? sum[1] : sum[0]);
         sum[0] = odd ? sum[0] : one;
         sum[1] = odd ? one : sum[1];
+        more = also(i, v, more);
     }
     const int n = a.n > 4 * N_THREAD ? 2 * N_WARP : N_WARP;
-    sum[0] = warp_sum(sum[0]);
-    if (n > N_WARP)
-        sum[1] = warp_sum(sum[1]);
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) { /* three of warp_sum, side by side */
+        sum[0] += __shfl_xor_sync(ALL_LANES, sum[0], d);
+        sum[1] += __shfl_xor_sync(ALL_LANES, sum[1], d);
+        more += __shfl_xor_sync(ALL_LANES, more, d);
+    }
     if (lane == 0) {
         room[warp] = sum[0];
         room[N_WARP + warp] = sum[1];
+        room[2 * N_WARP + warp] = more;
     }
     __syncthreads();
     float all = 0.0f;
 #pragma unroll 4
     for (int i = 0; i < n; i++)
         all += room[i];
+    float rest[4] = {};
+#pragma unroll
+    for (int i = 0; i < N_WARP; i++)
+        rest[i % 4] += room[2 * N_WARP + i];
+    *other = (rest[0] + rest[1]) + (rest[2] + rest[3]);
     return 1.0f / sqrtf(all / (float)a.n + a.eps);
 }
 

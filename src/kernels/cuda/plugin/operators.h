@@ -36,6 +36,12 @@ const char *sample_start(const struct cuda_op *op, const struct op_place *at);
 const char *qkv_start(const struct cuda_op *op, const struct op_place *at);
 const char *attention_start(const struct cuda_op *op, const struct op_place *at);
 size_t attention_scratch(const struct cuda_op *op);
+/* Attention of rows that are alone in their sequences, and what precedes it, in one launch: two operators, of
+ * which the first is of CUDA_OP_QKV. The second's scratch. Whether they are so, and many enough for it to
+ * pay. */
+bool attention_joined_takes(const struct cuda_op *op, int n_op);
+const char *attention_joined_start(const struct cuda_op *op, const struct op_place *at);
+const char *qkv_check(const struct cuda_op *op); /* NULL, or why qkv_start would refuse it */
 const char *router_start(const struct cuda_op *op, const struct op_place *at);
 const char *moe_plain_start(const struct cuda_op *op, const struct op_place *at);
 size_t moe_plain_scratch(const struct cuda_op *op);
@@ -49,13 +55,13 @@ const char *gather_start(const struct cuda_op *op, const struct op_place *at);
 const char *dispatch_start(const struct cuda_op *op, const struct op_place *at);
 const char *combine_start(const struct cuda_op *op, const struct op_place *at);
 
-/* The kernels for one row, of experts and of a packed product; and the former joined with the norm and the
- * router before it: three operators, of which `w` is the third. A function that ends in _takes says whether
- * there is such a kernel for it. */
+/* The kernels for one row, of experts and of a packed product; and the former joined with the router before
+ * it, or with that and the norm before it: `w` is the last of the operators. A function that ends in _takes
+ * says whether there is such a kernel for it; of joined ones, for how many operators. */
 bool moe_single_takes(const struct packed_moe *w, const struct gpu_limits *limits);
 const char *moe_single_start(const struct packed_moe *w, const struct op_place *at);
-bool moe_joined_takes(const struct cuda_op *op, int n_op, const struct packed_moe *w,
-                      const struct gpu_limits *limits);
+int moe_joined_takes(const struct cuda_op *op, int n_op, const struct packed_moe *w,
+                     const struct gpu_limits *limits);
 const char *moe_joined_start(const struct cuda_op *op, const struct packed_moe *w, const struct op_place *at);
 bool linear_single_takes(const struct packed_linear *w, const struct gpu_limits *limits);
 const char *linear_single_start(const struct packed_linear *w, const struct op_place *at);

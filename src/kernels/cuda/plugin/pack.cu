@@ -2,6 +2,8 @@
  * thread a word of its codes. */
 #include "internal.h"
 
+#include <algorithm>
+
 #include "kernels/cuda/cuda_layout.h"
 
 #define N_WORD (CUDA_UNIT_CODES / 4)
@@ -9,7 +11,7 @@
 struct pack_params {
     uint8_t *device;
     const uint8_t *codes, *scales; /* of `first` on */
-    int rows, first, n_row, n_whole, K;
+    int rows, first, n_row, n_whole, K, n_part;
 };
 
 /* As cuda_layout_scale. */
@@ -50,7 +52,9 @@ static __global__ void pack_kernel(const pack_params a)
     const int n_unit = a.K / CUDA_UNIT_K, word = threadIdx.x, lane = word / 4, f = word % 4, g = lane / 4;
     const int tile = a.first / (a.rows == CUDA_PACK_WHOLE ? CUDA_UNIT_ROWS : 8) + (int)blockIdx.x / n_unit;
     const int unit = (int)blockIdx.x % n_unit, block = unit * 4 + f;
-    uint8_t *to = a.device + ((size_t)tile * n_unit + unit) * CUDA_UNIT_BYTES;
+    const int wide = n_unit / a.n_part, part = unit / wide; /* units of a part's tile */
+    const size_t part_tile = (size_t)part * ((a.n_whole + CUDA_UNIT_ROWS - 1) / CUDA_UNIT_ROWS) + tile;
+    uint8_t *to = a.device + (part_tile * wide + unit % wide) * CUDA_UNIT_BYTES;
     uint32_t bits = 0, mask = 0;
     for (int high = 0; high < 2; high++) {
         if (a.rows != CUDA_PACK_WHOLE && high != (a.rows == CUDA_PACK_UP))
@@ -76,7 +80,8 @@ const char *pack_start(const struct cuda_pack *p, const uint8_t *codes, const ui
                        cudaStream_t stream)
 {
     const int per_tile = p->rows == CUDA_PACK_WHOLE ? CUDA_UNIT_ROWS : 8;
-    const pack_params a = {p->device, codes, scales, p->rows, p->first, p->n_row, p->n_whole, p->K};
+    const pack_params a = {
+        p->device, codes, scales, p->rows, p->first, p->n_row, p->n_whole, p->K, std::max(p->n_part, 1)};
     const unsigned n_tile = (unsigned)((p->n_row + per_tile - 1) / per_tile);
     return gpu_why(gpu_launch(pack_kernel, n_tile * (unsigned)(p->K / CUDA_UNIT_K), N_WORD, 0, stream, a));
 }

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -27,7 +28,7 @@ static __global__ void push_kernel(const __grid_constant__ peer_memory p, int ti
     const float empty = __uint_as_float(EMPTY_BITS);
     const size_t step = (size_t)gridDim.x * blockDim.x, n = (size_t)p.size * p.slot;
     gpu_wait_before();
-    const uint32_t turn = (gpu_load_system(&p.state->turn) + 1) % PEER_BUFFERS;
+    const uint32_t turn = (gpu_load_system(&p.state->begun) / PEER_TURN + 1) % PEER_BUFFERS;
     float4 *to = peer_whole(p, peer_buffer(p, (p.rank + 1) % p.size, turn));
     for (int i = 0; i < times; i++)
         for (size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step)
@@ -42,7 +43,7 @@ cudaError_t peers_push_start(const struct gpu_peers *p, int n_sm, int times, cud
 /* Fours in all of a rank's buffers. */
 static size_t buffer_fours(const struct peer_memory *p)
 {
-    return sent_first(*p);
+    return (size_t)PEER_BUFFERS * 2 * p->size * p->slot;
 }
 
 static bool clear(struct cuda_gpu *g, const struct peer_memory *p)
@@ -59,23 +60,38 @@ void gpu_peers_close(struct cuda_gpu *g)
     if (!p)
         return;
     library_close(p->library);
-    for (int r = 0; r < p->memory.size; r++)
+    for (int r = 0; r < p->memory.size; r++) {
         if (p->opened[r])
             cudaIpcCloseMemHandle(p->memory.buffer[r]);
+        if (p->opened_parts[r])
+            cudaIpcCloseMemHandle(p->memory.parts[r]);
+    }
     cudaFree(p->memory.buffer[p->memory.rank]);
+    cudaFree(p->memory.parts[p->memory.rank]);
     cudaFree(p->memory.state);
     cudaFreeHost(p->memory.word);
     delete p;
     g->peers = NULL;
 }
 
+static bool take_parts(struct cuda_gpu *g, struct peer_memory *p)
+{
+    void *parts = NULL;
+    const size_t flag_bytes = sent_flag_fours(*p) * sizeof(float4);
+    if (p->sent == 0)
+        return true;
+    if (!gpu_check(g, "memory for peers",
+                   gpu_malloc_shared(&parts, sent_fours(*p) * sizeof(float4) + flag_bytes)))
+        return false;
+    p->parts[p->rank] = (float4 *)parts;
+    return gpu_check(g, "memory for peers", cudaMemset(sent_flag(*p, p->rank, 0, 0), 0, flag_bytes));
+}
+
 static bool take_memory(struct cuda_gpu *g, struct peer_memory *p)
 {
     void *buffer = NULL, *word = NULL;
     const uint32_t ready[SENT_KINDS] = {1 + SENT_PART, 1 + SENT_ZEROS};
-    const size_t flag_bytes = sent_flag_fours(*p) * sizeof(float4),
-                 bytes = (buffer_fours(p) + sent_fours(*p)) * sizeof(float4) + flag_bytes;
-    if (!gpu_check(g, "memory for peers", gpu_malloc_shared(&buffer, bytes)))
+    if (!gpu_check(g, "memory for peers", gpu_malloc_shared(&buffer, buffer_fours(p) * sizeof(float4))))
         return false;
     p->buffer[p->rank] = (float4 *)buffer;
     if (!gpu_check(g, "memory for peers", cudaMallocHost(&word, PEER_WORDS * sizeof(uint32_t))))
@@ -83,8 +99,7 @@ static bool take_memory(struct cuda_gpu *g, struct peer_memory *p)
     p->word = (uint32_t *)word;
     memset(word, 0, PEER_WORDS * sizeof(uint32_t));
     return gpu_check(g, "memory for peers", cudaMalloc(&p->state, sizeof(*p->state))) &&
-           gpu_check(g, "memory for peers", cudaMemset(p->state, 0, sizeof(*p->state))) &&
-           gpu_check(g, "memory for peers", cudaMemset(sent_flag(*p, p->rank, 0, 0), 0, flag_bytes)) &&
+           gpu_check(g, "memory for peers", cudaMemset(p->state, 0, sizeof(*p->state))) && take_parts(g, p) &&
            gpu_check(g, "memory for peers", /* this one is waited for */
                      cudaMemcpy(p->state->ready, ready, sizeof(ready), cudaMemcpyHostToDevice)) &&
            clear(g, p);
@@ -98,22 +113,28 @@ static bool load_kernels(struct cuda_gpu *g)
            gpu_check(g, "peers", echo_load()) && gpu_check(g, "peers", sent_load());
 }
 
+static bool hand_out(struct cuda_gpu *g, float4 *memory, uint64_t *address, uint8_t *ipc)
+{
+    cudaIpcMemHandle_t handle;
+    static_assert(sizeof(handle) <= sizeof(((struct cuda_peer_handle *)0)->ipc), "a handle fits");
+    *address = (uint64_t)(uintptr_t)memory;
+    if (!gpu_check(g, "handing out memory", cudaIpcGetMemHandle(&handle, memory)))
+        return false;
+    memcpy(ipc, &handle, sizeof(handle));
+    return true;
+}
+
 static bool describe(struct cuda_gpu *g, const struct cuda_peer_options *o, struct cuda_peer_handle *own)
 {
-    void *buffer = g->peers->memory.buffer[o->rank];
-    cudaIpcMemHandle_t handle;
-    static_assert(sizeof(handle) <= sizeof(own->ipc), "a handle fits");
+    const struct peer_memory *p = &g->peers->memory;
     *own = cuda_peer_handle();
     own->process = (uint64_t)getpid();
-    own->address = (uint64_t)(uintptr_t)buffer;
     own->device = g->index;
     own->size = o->size;
     own->bytes = o->bytes;
     own->sent_bytes = o->sent_bytes;
-    if (!gpu_check(g, "handing out memory", cudaIpcGetMemHandle(&handle, buffer)))
-        return false;
-    memcpy(own->ipc, &handle, sizeof(handle));
-    return true;
+    return hand_out(g, p->buffer[o->rank], &own->address, own->ipc) &&
+           (!p->parts[o->rank] || hand_out(g, p->parts[o->rank], &own->sent_address, own->sent_ipc));
 }
 
 bool gpu_peers_open(struct cuda_gpu *g, const struct cuda_peer_options *o, struct cuda_peer_handle *own)
@@ -133,9 +154,13 @@ bool gpu_peers_open(struct cuda_gpu *g, const struct cuda_peer_options *o, struc
         return gpu_fail(g, "peers", "out of memory");
     g->peers = p;
     p->n_sharing = o->n_sharing;
+    /* Launches whose blocks wait for each other, or for other ranks, fit side by side (lanes.cu). */
+    g->limits.n_sm = std::max(1, g->limits.n_sm / o->n_sharing);
+    g->n_side = std::max(1, std::min(g->n_side, g->limits.n_sm / 2));
     p->two_shot_bytes = o->bytes / (size_t)o->size;
     p->memory.rank = o->rank;
     p->memory.size = o->size;
+    p->memory.is_shared = o->n_sharing > 1;
     p->memory.slot = (uint32_t)slot;
     p->memory.sent = (uint32_t)(o->sent_bytes / sizeof(float4));
     p->memory.timeout_ns = (uint64_t)(o->timeout_ms > 0 ? o->timeout_ms : 10000) * 1000000u;
@@ -157,22 +182,30 @@ static bool reach(struct cuda_gpu *g, const struct cuda_peer_handle *peer)
     return true;
 }
 
+static bool open_memory(struct cuda_gpu *g, const uint8_t *ipc, float4 **memory, bool *opened)
+{
+    void *at = NULL;
+    cudaIpcMemHandle_t handle;
+    memcpy(&handle, ipc, sizeof(handle));
+    if (!gpu_check(g, "opening a peer's memory",
+                   cudaIpcOpenMemHandle(&at, handle, cudaIpcMemLazyEnablePeerAccess)))
+        return false;
+    *memory = (float4 *)at;
+    *opened = true;
+    return true;
+}
+
 /* Where this GPU finds what the handle names. */
 static bool open_handle(struct cuda_gpu *g, struct gpu_peers *p, int rank, const struct cuda_peer_handle *h)
 {
-    void *opened = NULL;
-    cudaIpcMemHandle_t handle;
+    struct peer_memory *m = &p->memory;
     if (h->process == (uint64_t)getpid()) {
-        p->memory.buffer[rank] = (float4 *)(uintptr_t)h->address;
+        m->buffer[rank] = (float4 *)(uintptr_t)h->address;
+        m->parts[rank] = (float4 *)(uintptr_t)h->sent_address;
         return reach(g, h);
     }
-    memcpy(&handle, h->ipc, sizeof(handle));
-    if (!gpu_check(g, "opening a peer's memory",
-                   cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess)))
-        return false;
-    p->memory.buffer[rank] = (float4 *)opened;
-    p->opened[rank] = true;
-    return true;
+    return open_memory(g, h->ipc, &m->buffer[rank], &p->opened[rank]) &&
+           (m->sent == 0 || open_memory(g, h->sent_ipc, &m->parts[rank], &p->opened_parts[rank]));
 }
 
 bool gpu_peers_connect(struct cuda_gpu *g, const struct cuda_peer_handle *all)
@@ -206,6 +239,29 @@ void gpu_peers_set_two_shot(struct cuda_gpu *g, size_t bytes)
         g->peers->two_shot_bytes = bytes;
 }
 
+bool gpu_peers_drop_sent(struct cuda_gpu *g, bool others)
+{
+    struct gpu_peers *p = g->peers;
+    if (!gpu_enter(g) || !gpu_sync(g))
+        return false;
+    if (!p || p->memory.sent == 0)
+        return true;
+    for (int r = 0; r < p->memory.size; r++) {
+        if (others == (r == p->memory.rank))
+            continue;
+        if (others && p->opened_parts[r] &&
+            !gpu_check(g, "closing a peer's memory", cudaIpcCloseMemHandle(p->memory.parts[r])))
+            return false;
+        if (!others && !gpu_check(g, "memory for peers", cudaFree(p->memory.parts[r])))
+            return false;
+        p->opened_parts[r] = false;
+        p->memory.parts[r] = NULL;
+    }
+    if (!others)
+        p->memory.sent = 0;
+    return true;
+}
+
 bool gpu_peers_are_there(struct cuda_gpu *g)
 {
     char why[96];
@@ -226,8 +282,7 @@ const char *peers_check(const struct op_place *at)
 
 int peers_blocks(const struct op_place *at)
 {
-    const int n = at->limits->n_sm / at->peers->n_sharing;
-    return n > 1 ? n : 1;
+    return at->limits->n_sm;
 }
 
 /* ---- NCCL ------------------------------------------------------------------------------------------- */

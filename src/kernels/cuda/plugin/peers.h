@@ -2,11 +2,11 @@
  *
  * Every rank has three buffers, used in turn, one for each launch; the others write straight into the one
  * that is up, and its owner spins on the numbers themselves: what has not been written yet is EMPTY_BITS, a
- * negative zero, which nobody sends. While a launch works with one buffer it empties the one of the launch
- * before, to be used again two launches later. That needs no further agreement: a launch ends only when every
- * rank has sent its part of it, so a rank that sends parts of launch k + 2 knows that everybody has begun
- * k + 1 and is done with k, and k emptied what k + 2 writes to. Whose turn it is lies in the device's memory,
- * so that a recorded graph can be replayed.
+ * negative zero, which nobody sends. A launch empties what it has taken, and what several of its threads have
+ * looked at the launch behind it empties, before the buffer is used again two launches later. That needs no
+ * further agreement: a launch ends only when every rank has sent its part of it, so a rank that sends parts
+ * of launch k + 2 knows that everybody has begun k + 1 and is done with k, and k emptied what k + 2 writes
+ * to. Whose turn it is lies in the device's memory, so that a recorded graph can be replayed.
  *
  * A rank that has missed another has no sums and would run ahead of the rest: it sends no sum that it does
  * not have, and nothing at all in later launches. So whoever waits for it fails too, rather than taking wrong
@@ -17,17 +17,18 @@
 
 #define EMPTY_BITS   0x80000000u
 #define PEER_BUFFERS 3
+#define PEER_TURN    65536u /* more than a launch has blocks */
 
 /* What a rank sends by copy engines (sent.h): a part, or word that all of it is zeros. */
 enum sent_kind { SENT_PART, SENT_ZEROS, SENT_KINDS };
 
 /* One rank's, in its device's memory. All zero at first, but `ready`. */
 struct peer_state {
-    uint32_t turn;                    /* buffer of the next launch                             */
+    uint32_t begun;                   /* PEER_TURN times the buffer of the launch that begins  */
+                                      /* next, or has; and how many of its blocks know that    */
     uint32_t failed;                  /* a peer has not come: nobody waits for anything again  */
-    uint32_t n_begun;                 /* blocks of this launch that know its turn              */
     uint32_t used_slot[PEER_BUFFERS], /* fours that the last launch with this buffer may have  */
-        used_whole[PEER_BUFFERS];     /* received                                              */
+        used_whole[PEER_BUFFERS];     /* received and has not emptied                          */
     uint32_t ready[SENT_KINDS];       /* flags that copy engines write: 1 + the kind, or zeros */
                                       /* once a peer has not come                              */
     uint32_t n_added;                 /* blocks that have ended, of one that adds parts up     */
@@ -39,9 +40,11 @@ enum peer_word { PEER_STOP, PEER_LOST, PEER_WORDS }; /* LOST: 1 + the rank that 
  * in fours. */
 struct peer_memory {
     float4 *buffer[CUDA_PEERS_MAX]; /* every rank's */
+    float4 *parts[CUDA_PEERS_MAX];  /* of what copy engines send (sent.h); NULL: nothing is sent so */
     struct peer_state *state;
     uint32_t *word; /* (PEER_WORDS) the host's memory */
     int rank, size;
+    bool is_shared; /* this GPU has kernels of other ranks, too */
     uint32_t slot;
     uint32_t sent; /* of what copy engines send, a rank's part in a slot (sent.h) */
     uint64_t timeout_ns;
@@ -54,8 +57,8 @@ struct gpu_peers {
     bool connected;
     int n_sharing;
     size_t two_shot_bytes;
-    bool opened[CUDA_PEERS_MAX];  /* another process's, to be closed */
-    struct nccl_library *library; /* library.h, or NULL */
+    bool opened[CUDA_PEERS_MAX], opened_parts[CUDA_PEERS_MAX]; /* another process's, to be closed */
+    struct nccl_library *library;                              /* library.h, or NULL */
 };
 
 #ifdef __CUDACC__
@@ -130,74 +133,94 @@ static __device__ __forceinline__ float4 peer_take(const float4 *at, const peer_
     return peer_is_empty(v) ? peer_await(at, p, from) : v;
 }
 
-/* Empty what the launch before has received. All threads of all blocks. */
-static __device__ __forceinline__ void peer_clear(const peer_memory &p, uint32_t turn)
+/* A place whose number has been taken and is not looked at again in this launch is emptied at once. */
+static __device__ __forceinline__ void peer_empty(float4 *at)
 {
     const float empty = __uint_as_float(EMPTY_BITS);
+    gpu_store_system(at, make_float4(empty, empty, empty, empty));
+}
+
+/* Empty what the launch before has received and not emptied itself. `n` threads of all blocks, of which this
+ * is number `first`. */
+static __device__ __forceinline__ void peer_clear(const peer_memory &p, uint32_t turn, uint32_t first,
+                                                  uint32_t n)
+{
     const uint32_t before = (turn + PEER_BUFFERS - 1) % PEER_BUFFERS,
                    slot = gpu_load_system(&p.state->used_slot[before]),
                    whole = gpu_load_system(&p.state->used_whole[before]);
-    const uint32_t first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     float4 *buffer = peer_buffer(p, p.rank, before);
 #pragma unroll 1 /* short code is what few rows need */
     for (int r = 0; r < p.size; r++)
 #pragma unroll 1
-        for (uint32_t i = first; i < slot; i += step)
-            gpu_store_system(peer_slot(p, buffer, r) + i, make_float4(empty, empty, empty, empty));
+        for (uint32_t i = first; i < slot; i += n)
+            peer_empty(peer_slot(p, buffer, r) + i);
 #pragma unroll 1
-    for (uint32_t i = first; i < whole; i += step)
-        gpu_store_system(peer_whole(p, buffer) + i, make_float4(empty, empty, empty, empty));
+    for (uint32_t i = first; i < whole; i += n)
+        peer_empty(peer_whole(p, buffer) + i);
 }
 
-/* What a block knows of its launch: the buffer that is up, or PEER_BUFFERS where a peer is lost; and, of
- * thread 0, how many blocks knew it before. */
+/* What a block knows of its launch: the buffer that is up; and, of one thread, how many blocks have begun
+ * before. */
 struct peer_now {
     uint32_t turn, n_before;
 };
 
-/* Thread 0's question whose turn it is, of which nobody needs the answer before peer_agree. */
-struct peer_look {
-    uint32_t turn, failed;
-};
-static __device__ __forceinline__ peer_look peer_ask(const peer_memory &p)
+/* All threads, before gpu_wait_before(): a launch passes the turn on soon after it has begun, so it is mostly
+ * known when the next one begins. PEER_BUFFERS: blocks have begun, which may still be those of the launch
+ * before. */
+static __device__ __forceinline__ peer_now peer_look(const peer_memory &p)
 {
-    peer_look look = {0, 0};
-    if (threadIdx.x == 0) {
-        look.turn = gpu_load_system(&p.state->turn);
-        look.failed = gpu_load_system(&p.state->failed);
-    }
-    return look;
-}
-
-/* All threads. The turn may be passed on when all blocks have looked, so they say so at once, and whoever
- * was last need not wait for anybody at the end. */
-static __device__ __forceinline__ peer_now peer_agree(const peer_memory &p, const peer_look &look)
-{
-    SHARED(uint32_t, turn);
+    SHARED(uint32_t, early);
     peer_now now = {0, 0};
-    if (threadIdx.x == 0)
-        turn = look.failed ? PEER_BUFFERS : look.turn;
+    if (threadIdx.x == 0) {
+        const uint32_t begun = gpu_load_system(&p.state->begun);
+        early = begun % PEER_TURN == 0 ? begun / PEER_TURN : PEER_BUFFERS;
+    }
     __syncthreads();
-    now.turn = turn;
-    if (threadIdx.x == 0 && now.turn < PEER_BUFFERS)
-        now.n_before = atomicAdd(&p.state->n_begun, 1u);
+    now.turn = early;
     return now;
 }
-static __device__ __forceinline__ peer_now peer_begin(const peer_memory &p)
+
+/* All threads, after it: those that have begun are of this launch. */
+static __device__ __forceinline__ void peer_settle(const peer_memory &p, peer_now *now)
 {
-    return peer_agree(p, peer_ask(p));
+    SHARED(uint32_t, late);
+    if (now->turn < PEER_BUFFERS)
+        return;
+    if (threadIdx.x == 0)
+        late = gpu_load_system(&p.state->begun) / PEER_TURN;
+    __syncthreads();
+    now->turn = late;
 }
 
-/* All threads, or thread 0 alone; for the next launch. */
-static __device__ __forceinline__ void peer_end(const peer_memory &p, const peer_now &now, uint32_t used_slot,
-                                                uint32_t used_whole)
+/* One thread of each block, after that: this block knows. */
+static __device__ __forceinline__ void peer_begin(const peer_memory &p, peer_now *now)
 {
-    if (threadIdx.x != 0 || now.n_before + 1 < gridDim.x)
-        return;
-    p.state->n_begun = 0;
-    p.state->turn = (now.turn + 1) % PEER_BUFFERS;
-    p.state->used_slot[now.turn] = used_slot;
-    p.state->used_whole[now.turn] = used_whole;
+    now->n_before = atomicAdd(&p.state->begun, 1u) % PEER_TURN;
+}
+
+/* After gpu_wait_before(): whether a peer is lost, so that nothing is to be sent any more. */
+static __device__ __forceinline__ bool peer_has_failed(const peer_memory &p)
+{
+    return gpu_load_system(&p.state->failed) != 0;
+}
+
+/* The thread that called peer_begin, of each block, once and before it waits for anybody: lets the next
+ * launch be scheduled, which finds in memory that this block has begun, as the answer is here; and where it
+ * was the last passes the turn on, for all know it. Not where other ranks use the same GPU: what is scheduled
+ * early keeps SMs until this launch has ended, and it may wait for a rank that needs them first. used_*:
+ * fours that this launch receives, where it does not empty them itself. */
+static __device__ __forceinline__ void peer_pass(const peer_memory &p, const peer_now &now,
+                                                 uint32_t used_slot, uint32_t used_whole)
+{
+    const bool last = now.n_before + 1 == gridDim.x;
+    if (last) {
+        p.state->used_slot[now.turn] = used_slot;
+        p.state->used_whole[now.turn] = used_whole;
+        gpu_store_system(&p.state->begun, (now.turn + 1) % PEER_BUFFERS * PEER_TURN);
+    }
+    if (!p.is_shared && now.n_before < PEER_TURN) /* which it is: asked, so that the answer is waited for */
+        gpu_let_next();
 }
 
 /* ---- the host's part -------------------------------------------------------------------------------- */

@@ -18,7 +18,7 @@ struct prefill_scratch {
 static prefill_scratch layout(const struct packed_moe *m, void *base)
 {
     prefill_scratch s = {};
-    const int n_slot = m->n_row * m->n_used, most_tiles = m->n_expert + n_slot / PREFILL_N_NARROW;
+    const int n_slot = m->n_row * m->n_used, most_tiles = m->n_expert + n_slot / PREFILL_N_SLIM;
     s.n_chunk = (n_slot + CHUNK - 1) / CHUNK;
     /* Each expert's rows are padded to 8; a tile's reads end at most N_MAX rows after its last. */
     s.capacity = (size_t)n_slot + 8 * (size_t)m->n_expert + PREFILL_N_MAX;
@@ -63,17 +63,23 @@ static const char *launch(const struct packed_moe *m, prefill_experts p, const s
 }
 
 /* Many tokens an expert: the widest tiles. Few: two blocks an SM, so that one decodes while the other's
- * products run, and its sums leave behind the other's loads. */
+ * products run, and its sums leave behind the other's loads; of very few, in finer steps. */
 typedef prefill_experts_form<prefill_form<2, 1, 1, 2, 2, PREFILL_N_MAX, 7>> wide;
 typedef prefill_experts_form<prefill_form<2, 2, 1, 2, 1, PREFILL_N_NARROW, 6>> narrow;
+typedef prefill_experts_form<prefill_form<2, 2, 1, 2, 1, PREFILL_N_SLIM, 7>> slim;
 
-/* Tokens an expert on average up to which narrow tiles were faster on an H200 (docs/SPEED.md): beyond, many
- * experts have more than one tile of them. */
-#define FEW_TOKENS 40
+/* Tokens an expert on average, but for those that all take, up to which narrow and slim tiles were faster on
+ * an H200 (docs/SPEED.md): beyond, many experts have more than one tile of them. */
+#define NARROW_TOKENS 40
+#define SLIM_TOKENS   20
 
-static bool is_narrow(const struct packed_moe *m)
+/* Tokens of a tile, which say its form. */
+static int most_tokens(const struct packed_moe *m)
 {
-    return m->n_row * m->n_used <= FEW_TOKENS * m->n_expert;
+    const int pairs = m->n_row * (m->n_used - m->n_shared), n_expert = m->n_expert - m->n_shared;
+    return pairs <= SLIM_TOKENS * n_expert     ? PREFILL_N_SLIM
+           : pairs <= NARROW_TOKENS * n_expert ? PREFILL_N_NARROW
+                                               : PREFILL_N_MAX;
 }
 
 static struct prefill_phase phase(int rows, int K, int n_panel)
@@ -101,13 +107,19 @@ static const char *products(const struct packed_moe *m, const prefill_scratch &s
     p.ready = s.sorted.ready;
     p.hidden = m->hidden;
     p.capacity = s.capacity;
-    return is_narrow(m) ? launch<narrow>(m, p, limits, stream) : launch<wide>(m, p, limits, stream);
+    switch (most_tokens(m)) {
+    case PREFILL_N_SLIM:
+        return launch<slim>(m, p, limits, stream);
+    case PREFILL_N_NARROW:
+        return launch<narrow>(m, p, limits, stream);
+    default:
+        return launch<wide>(m, p, limits, stream);
+    }
 }
 
 static const char *sort(const struct packed_moe *m, const prefill_scratch &s, cudaStream_t stream)
 {
-    const prefill_routing q = {m->id, m->n_row * m->n_used, m->n_used, m->n_expert,
-                               is_narrow(m) ? PREFILL_N_NARROW : PREFILL_N_MAX};
+    const prefill_routing q = {m->id, m->n_row * m->n_used, m->n_used, m->n_expert, most_tokens(m)};
     const uint4 *x = (const uint4 *)m->x;
     uint4 *ordered = (uint4 *)s.x;
     const int n = m->n_row * (m->hidden / 16), blocks = min(1024, (n + SORT_THREADS - 1) / SORT_THREADS);
@@ -129,6 +141,8 @@ const char *prefill_check(const struct packed_moe *m)
         return "prefill: tokens x hidden size over 2^34";
     if (m->n_expert < 1 || m->n_expert > CUDA_EXPERTS_MAX)
         return "prefill: number of experts not in 1 to 512";
+    if (m->n_shared < 0 || m->n_shared >= m->n_expert || m->n_shared > m->n_used)
+        return "prefill: more experts that all tokens take than there are";
     if (m->hidden < 64 || m->inner < 64 || m->hidden > PREFILL_MAX_WIDTH || m->inner > PREFILL_MAX_WIDTH ||
         m->hidden % 64 || m->inner % 64)
         return "prefill: hidden or inner size not a multiple of 64 in 64 to 65536";

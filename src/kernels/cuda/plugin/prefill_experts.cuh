@@ -112,7 +112,7 @@ static __device__ __forceinline__ void produce(const struct prefill_experts &p, 
         const bool down = w.kind == PIECE_DOWN;
         const struct prefill_phase &phase = down ? p.down : p.gate_up;
         const int row = w.expert * phase.n_unit + w.m * F::UNITS, n_k = phase.n_k;
-        const uint32_t x_bytes = down ? (uint32_t)tile_width(w.n) * 128 : 0;
+        const uint32_t x_bytes = down ? (uint32_t)tile_width<F>(w.n) * 128 : 0;
         const uint16_t *h = p.h + (size_t)w.row * 64;
         for (int k = 0; k < n_k; k++) {
             const uint32_t at = smem + r.stage * F::STAGE_BYTES, bell = full + 8 * r.stage;
@@ -191,7 +191,7 @@ static __device__ __forceinline__ void gather(const struct prefill_experts &p, u
             gathered.r = r;
             continue;
         }
-        const int width = tile_width(w.n);
+        const int width = tile_width<F>(w.n);
         uint32_t offset[F::X_COPIES]; /* in 16 bytes */
 #pragma unroll
         for (int j = 0; j < F::X_COPIES; j++)
@@ -259,7 +259,7 @@ static __device__ __forceinline__ void consume(const struct prefill_experts &p, 
             break;
         const int n_k = w.kind == PIECE_DOWN ? p.down.n_k : p.gate_up.n_k;
 #define CASE(N) consume_piece<F, N>(p, piece, n_k, smem, r)
-        PREFILL_WIDTHS(F, tile_width(w.n), CASE)
+        PREFILL_WIDTHS(F, tile_width<F>(w.n), CASE)
 #undef CASE
         __syncwarp();
         if (thread_anew() % 32 == 0)

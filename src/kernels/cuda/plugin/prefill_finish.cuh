@@ -109,11 +109,13 @@ static __device__ __forceinline__ void finish_down(float (&d)[F::M][N / 2], cons
     for (int m = 0; m < F::M; m++) {
         buffer.wait(p.ready);
 #pragma unroll
-        for (int j = 0; j < N / 16; j++) {
-            const float *c = &d[m][8 * j];
-            store_transposed(at + j * 2048, float_bf16_pair(c[0] * s, c[1] * s),
-                             float_bf16_pair(c[2] * s, c[3] * s), float_bf16_pair(c[4] * s, c[5] * s),
-                             float_bf16_pair(c[6] * s, c[7] * s));
+        for (int j = 0; j < (N + 15) / 16; j++) {
+            uint32_t pair[4] = {}; /* the last eight may lack its second half, whose rows nobody copies out */
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (16 * j + i / 2 * 8 < N)
+                    pair[i] = float_bf16_pair(d[m][8 * j + 2 * i] * s, d[m][8 * j + 2 * i + 1] * s);
+            store_transposed(at + j * 2048, pair[0], pair[1], pair[2], pair[3]);
         }
         buffer.out(p.y, w, p.capacity, block + m, p.down.n_panel);
     }

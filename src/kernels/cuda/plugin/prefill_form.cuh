@@ -9,6 +9,7 @@
 
 #define PREFILL_N_MAX    128 /* tokens of a tile, in the widest form */
 #define PREFILL_N_NARROW 48
+#define PREFILL_N_SLIM   32
 #define PREFILL_COPIERS  96 /* threads that copy tokens, 16 bytes each at a time */
 
 /* Rows [row, row + n) of the panels are of one expert; n at most the form's N_MAX. */
@@ -31,6 +32,8 @@ struct prefill_form {
     static constexpr int X_AHEAD = STAGES > 5 ? 3 : STAGES - 2; /* stages whose tokens are on their way */
     static constexpr int PANEL_BYTES = N_MAX * 128,
                          STAGE_BYTES = (W_BYTES + DEPTH * PANEL_BYTES + 1023) / 1024 * 1024;
+    /* Widths of tiles are multiples of it: of more of them ptxas finds registers for narrow tiles only. */
+    static constexpr int STEP = N_MAX <= PREFILL_N_SLIM ? 8 : 16;
     static constexpr int LAUNCHED = 65536 / BLOCKS / THREADS / 8 * 8; /* registers of a thread */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 && BLOCKS == 1 ? 40 : 32;
     static constexpr int CONSUMER_REGISTERS = (LAUNCHED * (GROUPS + 1) - PRODUCER_REGISTERS) / GROUPS / 8 * 8;
@@ -39,14 +42,16 @@ struct prefill_form {
 };
 
 /* CASE(N) for the N of the instructions that is `width`, of those that the form has. */
-#define PREFILL_WIDTH(F, N, CASE)    \
-    case N:                          \
-        if constexpr (N <= F::N_MAX) \
-            CASE(N);                 \
+#define PREFILL_WIDTH(F, N, CASE)                          \
+    case N:                                                \
+        if constexpr (N <= F::N_MAX && (N) % F::STEP == 0) \
+            CASE(N);                                       \
         break;
 #define PREFILL_WIDTHS(F, width, CASE) \
     switch (width) {                   \
+        PREFILL_WIDTH(F, 8, CASE)      \
         PREFILL_WIDTH(F, 16, CASE)     \
+        PREFILL_WIDTH(F, 24, CASE)     \
         PREFILL_WIDTH(F, 32, CASE)     \
         PREFILL_WIDTH(F, 48, CASE)     \
         PREFILL_WIDTH(F, 64, CASE)     \
@@ -57,9 +62,9 @@ struct prefill_form {
     }
 
 /* N of the instructions for a tile of n tokens. */
-static __device__ __forceinline__ int tile_width(int n)
+template <typename F> static __device__ __forceinline__ int tile_width(int n)
 {
-    return (n + 15) & ~15;
+    return (n + F::STEP - 1) & ~(F::STEP - 1);
 }
 
 #endif

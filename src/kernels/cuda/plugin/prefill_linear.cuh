@@ -38,7 +38,7 @@ static __device__ __forceinline__ void produce(const struct prefill_linear &p, u
     for (int item = (int)blockIdx.x; item < n_item; item += (int)gridDim.x) {
         const struct prefill_tile t = p.tile[item / n_m];
         const int unit = item % n_m * F::UNITS;
-        const uint32_t x_bytes = tile_width(t.n) * 128;
+        const uint32_t x_bytes = tile_width<F>(t.n) * 128;
         const uint16_t *x = p.x + (size_t)t.row * 64;
         for (int k = 0; k < p.n_k; k += F::DEPTH) {
             const uint32_t at = smem + r.stage * F::STAGE_BYTES, bell = full + 8 * r.stage;
@@ -135,7 +135,7 @@ static __device__ __forceinline__ void consume(const struct prefill_linear &p, u
         const struct prefill_tile t = p.tile[item / n_m];
         const int m = item % n_m;
 #define CASE(N) consume_tile<F, N>(p, t, m, smem, r)
-        PREFILL_WIDTHS(F, tile_width(t.n), CASE)
+        PREFILL_WIDTHS(F, tile_width<F>(t.n), CASE)
 #undef CASE
     }
 }

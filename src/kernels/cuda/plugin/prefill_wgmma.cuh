@@ -11,6 +11,8 @@ template <int N> struct wgmma;
 
 // clang-format off
 /* The accumulators in the text, and as operands: all up to the last of N / 2. */
+#define WGMMA_TEXT_4 "%0, %1, %2, %3"
+#define WGMMA_TEXT_12 WGMMA_TEXT_8 ", " "%8, %9, %10, %11"
 #define WGMMA_TEXT_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_TEXT_16 WGMMA_TEXT_8 ", " "%8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_TEXT_24 WGMMA_TEXT_16 ", " "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -19,6 +21,8 @@ template <int N> struct wgmma;
 #define WGMMA_TEXT_48 WGMMA_TEXT_40 ", " "%40, %41, %42, %43, %44, %45, %46, %47"
 #define WGMMA_TEXT_56 WGMMA_TEXT_48 ", " "%48, %49, %50, %51, %52, %53, %54, %55"
 #define WGMMA_TEXT_64 WGMMA_TEXT_56 ", " "%56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_SUMS_4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define WGMMA_SUMS_12 WGMMA_SUMS_8, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
 #define WGMMA_SUMS_8 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 #define WGMMA_SUMS_16 WGMMA_SUMS_8, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
 #define WGMMA_SUMS_24 WGMMA_SUMS_16, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
@@ -48,7 +52,9 @@ template <int N> struct wgmma;
                 : "l"(a), "l"(b));                                                                              \
         }                                                                                                       \
     };
+WGMMA(8, 4, 4, 5, 6, 7, 8, 9)
 WGMMA(16, 8, 8, 9, 10, 11, 12, 13)
+WGMMA(24, 12, 12, 13, 14, 15, 16, 17)
 WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
 WGMMA(48, 24, 24, 25, 26, 27, 28, 29)
 WGMMA(64, 32, 32, 33, 34, 35, 36, 37)

@@ -8,6 +8,35 @@
 
 #include "kernels/cuda/plugin/operators.h"
 
+/* ---- what is written ------------------------------------------------------------------------------- */
+
+/* Experts of a row, with those that it takes as they are. */
+static __device__ __forceinline__ int route_width(const cuda_router &a)
+{
+    return a.top_k + a.n_shared;
+}
+
+/* Those, behind a row's choices, or none in a row that does not count. All lanes. */
+static __device__ __forceinline__ void route_shared(const cuda_router &a, int t, bool real, int lane)
+{
+    const size_t at = (size_t)t * route_width(a) + a.top_k;
+#pragma unroll 1
+    for (int i = lane; i < a.n_shared; i += 32) {
+        a.expert[at + i] = real ? a.n_expert + i : -1;
+        a.weight[at + i] = real ? 1.0f : 0.0f;
+    }
+}
+
+/* A row that does not count. */
+static __device__ __forceinline__ void route_nothing(const cuda_router &a, int t, int lane)
+{
+#pragma unroll 1
+    for (int i = lane; i < route_width(a); i += 32) {
+        a.expert[(size_t)t * route_width(a) + i] = -1;
+        a.weight[(size_t)t * route_width(a) + i] = 0.0f;
+    }
+}
+
 /* ---- in shared memory ------------------------------------------------------------------------------ */
 
 /* A warp's memory. */
@@ -117,7 +146,7 @@ static __device__ void weigh(const cuda_router &a, const route_room &r, const in
 static __device__ __noinline__ void route_groups(const cuda_router &a, int t, const float *logit,
                                                  route_room &r, int lane)
 {
-    int32_t *expert = a.expert + (size_t)t * a.top_k;
+    int32_t *expert = a.expert + (size_t)t * route_width(a);
     __syncwarp(); /* the row before may have been the same warp's */
     for (int e = lane; e < a.n_expert; e += 32) {
         r.score[e] = a.sigmoid && !a.softmax_topk ? 1.0f / (1.0f + expf(-logit[e])) : logit[e];
@@ -150,7 +179,7 @@ static __device__ __noinline__ void route_groups(const cuda_router &a, int t, co
             r.score[expert[i]] = r.choice[i];
         __syncwarp();
     }
-    weigh(a, r, expert, a.weight + (size_t)t * a.top_k, lane);
+    weigh(a, r, expert, a.weight + (size_t)t * route_width(a), lane);
 }
 
 /* ---- in registers ---------------------------------------------------------------------------------- */
@@ -248,8 +277,8 @@ static __device__ __forceinline__ void route_lanes(const cuda_router &a, int t, 
     weight = route_weight(a, weight, lane);
     if (lane >= a.top_k)
         return;
-    a.expert[(size_t)t * a.top_k + lane] = chosen;
-    a.weight[(size_t)t * a.top_k + lane] = weight;
+    a.expert[(size_t)t * route_width(a) + lane] = chosen;
+    a.weight[(size_t)t * route_width(a) + lane] = weight;
     if (a.load)
         atomicAdd((unsigned long long *)&a.load[chosen], 1ull);
 }
@@ -258,6 +287,7 @@ static __device__ __forceinline__ void route_lanes(const cuda_router &a, int t, 
 static __device__ __forceinline__ void route_row(const cuda_router &a, int t, const float *logit,
                                                  route_room &room, int lane)
 {
+    route_shared(a, t, true, lane);
     if (a.n_group > 1 || a.top_k > 32 || a.n_expert > 256)
         route_groups(a, t, logit, room, lane);
     else if (a.n_expert <= 64)
@@ -266,13 +296,4 @@ static __device__ __forceinline__ void route_row(const cuda_router &a, int t, co
         route_lanes<4>(a, t, logit, lane);
     else
         route_lanes<8>(a, t, logit, lane);
-}
-
-/* A row that does not count. */
-static __device__ __forceinline__ void route_nothing(const cuda_router &a, int t, int lane)
-{
-    for (int i = lane; i < a.top_k; i += 32) {
-        a.expert[(size_t)t * a.top_k + i] = -1;
-        a.weight[(size_t)t * a.top_k + i] = 0.0f;
-    }
 }

@@ -191,6 +191,8 @@ const char *router_start(const struct cuda_op *op, const struct op_place *at)
         return "router: 1 to 512 experts, and as many chosen at most";
     if (a->n_group > 1 && (a->n_expert % a->n_group || a->top_group < 1 || a->top_group > a->n_group))
         return "router: groups of different sizes, or more chosen than there are";
+    if (a->n_shared < 0 || a->n_shared > CUDA_EXPERTS_MAX - a->n_expert)
+        return "router: 512 experts at most, with those that every row takes";
     if (router_cluster_takes(op, at->limits))
         return router_cluster_start(op, at);
     if (op->n_row > FEW && a->w.type == CUDA_BF16 && a->K % ROUTER_STEP == 0 &&

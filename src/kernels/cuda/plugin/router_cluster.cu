@@ -63,11 +63,12 @@ static __device__ __forceinline__ void choose(const cuda_router &a, int row0, in
     if (warp >= OWN || t >= n)
         return;
     const float weight = route_weight(a, lane < a.top_k ? room.weight[warp][lane] : 0.0f, lane);
+    route_shared(a, t, true, lane);
     if (lane >= a.top_k)
         return;
     const int32_t expert = room.expert[warp][lane];
-    a.expert[(size_t)t * a.top_k + lane] = expert;
-    a.weight[(size_t)t * a.top_k + lane] = weight;
+    a.expert[(size_t)t * route_width(a) + lane] = expert;
+    a.weight[(size_t)t * route_width(a) + lane] = weight;
     if (a.load)
         atomicAdd((unsigned long long *)&a.load[expert], 1ull);
 }

@@ -135,7 +135,8 @@ static __global__ void __launch_bounds__(1024, BLOCKS_AN_SM)
     const float4 first_weight =
         !op.sum && mine < n ? norm_four<ALIGNED>(a.weight, mine, n) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     gpu_wait_before();
-    gpu_let_next();
+    if (!p.is_shared) /* peer_pass has why */
+        gpu_let_next();
     const bool come = await_all(op, p, source);
     const int rows = come ? OP_COUNT(count, n_row) : 0; /* else the step is lost */
     float *row = (float *)memory;

@@ -19,11 +19,6 @@
 
 #include "kernels/cuda/plugin/peers.h"
 
-/* Fours from which on what is sent lies behind a rank's buffers. */
-static __host__ __device__ __forceinline__ size_t sent_first(const peer_memory &p)
-{
-    return (size_t)PEER_BUFFERS * 2 * p.size * p.slot;
-}
 /* Fours in all: the parts, then the flags. */
 static __host__ __device__ __forceinline__ size_t sent_fours(const peer_memory &p)
 {
@@ -38,12 +33,12 @@ static __host__ __device__ __forceinline__ size_t sent_flag_fours(const peer_mem
 static __host__ __device__ __forceinline__ float *sent_part(const peer_memory &p, int to, int slot, int from)
 {
     const size_t place = (size_t)slot * (p.size - 1) + (from > to ? from - 1 : from);
-    return (float *)(p.buffer[to] + sent_first(p) + place * p.sent);
+    return (float *)(p.parts[to] + place * p.sent);
 }
 static __host__ __device__ __forceinline__ uint32_t *sent_flag(const peer_memory &p, int to, int slot,
                                                                int from)
 {
-    return (uint32_t *)(p.buffer[to] + sent_first(p) + sent_fours(p)) + slot * p.size + from;
+    return (uint32_t *)(p.parts[to] + sent_fours(p)) + slot * p.size + from;
 }
 
 /* ---- the host's part: sent.cu ------------------------------------------------------------------------ */

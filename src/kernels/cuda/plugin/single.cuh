@@ -1,5 +1,6 @@
-/* What the kernels for one row of x share: units of packed weights (unit.cuh) dealt to blocks by tiles and to
- * warps by runs, a ring of copies for each warp, and the sums of tiles that warps share.
+/* What a kernel for one row of x needs: units of packed weights (unit.cuh) dealt to blocks by tiles and to
+ * warps by runs, a ring of copies for each warp, and the sums of tiles that warps share. The experts' has all
+ * of it, the product of one matrix only the parameters.
  *
  * Rows of x are the eight columns of the matrix instruction. Here every lane reads the one row there is, so
  * all columns are the same, and nothing is staged that is not there.

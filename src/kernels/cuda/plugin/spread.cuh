@@ -7,8 +7,7 @@
 
 #define SPREAD_WARPS     16 /* of a block at most; of a block of few rows, SPREAD_WARPS_FEW */
 #define SPREAD_WARPS_FEW 4
-#define SPREAD_SENDING   34 /* percent of a full launch's blocks */
-#define SPREAD_THREADS   (32 * SPREAD_WARPS)
+#define SPREAD_THREADS   (32 * (SPREAD_WARPS + 1))
 #define SPREAD_LOOKS     64 /* at what is on its way, before the clock is looked at */
 
 /* Of one launch: rows [first, first + n_row) of each rank, and how many of its blocks send. */
@@ -49,18 +48,19 @@ static __device__ __forceinline__ bool spread_is_empty(const cuda_spread &s, con
 }
 
 /* The first blocks send and the others receive, so that what comes is worked on while the link is busy, and
- * by SMs that no stores to it hold up; who sends waits for nothing but, at the end, the
- * signs. This warp, among those of its kind. */
+ * by SMs that no stores to it hold up. This warp, among those of its kind. Where there is a clerk, it is the
+ * last warp of each block: it does what has to be done besides, so that no row waits for that. */
 struct spread_role {
-    bool sends;
+    bool sends, is_clerk;
     int warp, n_warp;
 };
-static __device__ __forceinline__ spread_role spread_role_of(const spread_launch &l)
+static __device__ __forceinline__ spread_role spread_role_of(const spread_launch &l, int clerks)
 {
-    const int n = blockDim.x / 32, block = blockIdx.x;
+    const int n = blockDim.x / 32 - clerks, block = blockIdx.x, warp = threadIdx.x / 32;
     spread_role r;
     r.sends = block < l.n_send;
-    r.warp = (r.sends ? block : block - l.n_send) * n + threadIdx.x / 32;
+    r.is_clerk = warp == n;
+    r.warp = (r.sends ? block : block - l.n_send) * n + warp;
     r.n_warp = (r.sends ? l.n_send : gridDim.x - l.n_send) * n;
     return r;
 }
@@ -93,13 +93,6 @@ static __device__ __forceinline__ void spread_await(float4 (&v)[N], const float4
     }
 }
 
-/* What has been received is emptied at once: its place is written to again three launches later. */
-static __device__ __forceinline__ void spread_empty(float4 *at)
-{
-    const float empty = __uint_as_float(EMPTY_BITS);
-    gpu_store_system(at, make_float4(empty, empty, empty, empty));
-}
-
 /* NULL, or what is wrong with them. */
 static inline const char *spread_check(const struct cuda_op *op, const cuda_spread *s, const int32_t *first,
                                        int size)
@@ -112,18 +105,25 @@ static inline const char *spread_check(const struct cuda_op *op, const cuda_spre
     return nullptr;
 }
 
+/* How the work of one kind of launch is dealt out: percent of the blocks of a full one that send, and warps
+ * of a block besides those that move rows. */
+struct spread_form {
+    int sending, clerks;
+};
+
 /* Blocks and threads of each for so many units of either kind of work, a unit a warp's. Sets l->n_send. */
 struct spread_grid {
     int blocks, threads;
 };
-static inline spread_grid spread_grid_for(size_t n_send, size_t n_receive, const struct op_place *at,
-                                          spread_launch *l)
+static inline spread_grid spread_grid_for(const spread_form &form, size_t n_send, size_t n_receive,
+                                          const struct op_place *at, spread_launch *l)
 {
     const int most = max(2, peers_blocks(at)); /* two blocks fit one SM */
-    const size_t sending = (size_t)max(1, most * SPREAD_SENDING / 100), receiving = (size_t)most - sending;
+    const size_t sending = (size_t)max(1, most * form.sending / 100), receiving = (size_t)most - sending;
     size_t warps = SPREAD_WARPS_FEW;
     while (warps < SPREAD_WARPS && (n_send > warps * sending || n_receive > warps * receiving))
         warps *= 2;
     l->n_send = (int)std::min((n_send + warps - 1) / warps, sending);
-    return {l->n_send + (int)std::min((n_receive + warps - 1) / warps, receiving), 32 * (int)warps};
+    return {l->n_send + (int)std::min((n_receive + warps - 1) / warps, receiving),
+            32 * ((int)warps + form.clerks)};
 }

@@ -32,6 +32,8 @@ bool gpu_pack_rows(struct cuda_gpu *g, const struct cuda_pack *p)
     if (p->K < unit || p->K % unit || p->first % 16 || (pair && p->n_whole % 8) ||
         p->first + p->n_row > p->n_whole || (p->n_row % 16 && p->first + p->n_row != p->n_whole))
         return gpu_fail(g, "pack", "rows or columns that are no whole units");
+    if (p->n_part > 1 && (p->rows != CUDA_PACK_WHOLE || p->K / 64 % p->n_part))
+        return gpu_fail(g, "pack", "parts of columns that are no whole units");
     const size_t row_bytes = (size_t)p->K / 2 + (size_t)p->K / 16;
     const int step = (int)std::min<size_t>((STAGING_BYTES - 512) / row_bytes / 16 * 16, 1u << 20);
     if (step == 0)

@@ -80,6 +80,7 @@ bool gpu_peers_open(struct cuda_gpu *g, const struct cuda_peer_options *o, struc
 bool gpu_peers_connect(struct cuda_gpu *g, const struct cuda_peer_handle *all);
 void gpu_peers_stop(struct cuda_gpu *g);
 void gpu_peers_set_two_shot(struct cuda_gpu *g, size_t bytes);
+bool gpu_peers_drop_sent(struct cuda_gpu *g, bool others);
 bool gpu_library_id(struct cuda_gpu *g, uint8_t id[CUDA_LIBRARY_ID_BYTES]);
 bool gpu_library_open(struct cuda_gpu *g, const uint8_t id[CUDA_LIBRARY_ID_BYTES]);
 /* Whether all have come whenever they were waited for; none are missing where there are none. */

@@ -12,8 +12,8 @@ thread_local bool gpu_only_check;
 static struct packed_moe moe_of(const struct cuda_op *op)
 {
     const struct cuda_moe *m = &op->as.moe;
-    return {m->gate_up, m->down,   m->gate_scale, m->up_scale, m->down_scale, m->x,     m->id,  m->weight,
-            m->out,     op->n_row, m->n_used,     m->n_expert, m->hidden,     m->inner, m->each};
+    return {m->gate_up, m->down,   m->gate_scale, m->up_scale, m->down_scale, m->x,     m->id,   m->weight,
+            m->out,     op->n_row, m->n_used,     m->n_expert, m->hidden,     m->inner, m->each, m->n_shared};
 }
 
 /* A dense MLP in few rows is two products: so many rows at a time; 0: it is none, or they do not fit. */
@@ -59,14 +59,13 @@ static const char *mlp_start(const struct packed_moe *w, int most, uint16_t *h, 
 }
 
 /* Not for the kernel for few rows. That one has eight rows of an expert at a time: beyond 32 tokens it is the
- * faster as long as few experts have more. */
+ * faster as long as few experts have more, but for those that all tokens take. */
 static bool is_prefill(const struct packed_moe *w, const struct gpu_limits *limits)
 {
     if (w->n_row <= 2 * CUDA_ROWS_MAX && mlp_rows(w, limits) > 0)
         return false;
-    const int64_t pairs = (int64_t)w->n_row * w->n_used;
-    if (!w->each && w->n_row <= 2 * CUDA_ROWS_MAX && pairs <= MOE_SLOTS_MAX &&
-        pairs <= 6 * (int64_t)w->n_expert)
+    if (!w->each && w->n_row <= 2 * CUDA_ROWS_MAX && moe_takes(w, limits) &&
+        (int64_t)w->n_row * (w->n_used - w->n_shared) <= 6 * (int64_t)(w->n_expert - w->n_shared))
         return false;
     return cuda_moe_is_for_many(w->n_row, w->n_used);
 }
@@ -218,15 +217,21 @@ bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu
 
 int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *op, int n_op)
 {
-    if (n_op < 3 || op[2].kind != CUDA_OP_MOE)
-        return 0;
-    const struct packed_moe w = moe_of(&op[2]);
     const struct op_place at = {&g->limits, (uint8_t *)g->scratch, g->barrier, g->stream, g->peers, g->lt,
                                 is_alone(g)};
-    if (!moe_joined_takes(op, n_op, &w, at.limits))
+    if (attention_joined_takes(op, n_op) && attention_scratch(&op[1]) <= g->scratch_bytes) {
+        const char *why = attention_joined_start(op, &at);
+        return !why || gpu_fail(g, "launch", why) ? 2 : -1;
+    }
+    const int last = op[0].kind == CUDA_OP_ROUTER ? 1 : 2;
+    if (n_op <= last || op[last].kind != CUDA_OP_MOE)
+        return 0;
+    const struct packed_moe w = moe_of(&op[last]);
+    const int joined = moe_joined_takes(op, n_op, &w, at.limits);
+    if (joined == 0)
         return 0;
     const char *why = moe_joined_start(op, &w, &at);
-    return !why || gpu_fail(g, "launch", why) ? 3 : -1;
+    return !why || gpu_fail(g, "launch", why) ? joined : -1;
 }
 
 bool gpu_start_one(struct cuda_gpu *g, const struct cuda_op *op)

@@ -12,9 +12,11 @@ _nybble() {
         options=$(nybble "${command[@]}" --help 2>/dev/null | grep -o -- '--[a-z0-9][a-z0-9-]*' | sort -u)
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
     elif [[ $last == --* ]]; then # an option's value may be a file
+        compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
     else
+        compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -d -- "$word")
     fi
 }
-complete -o filenames -F _nybble nybble
+complete -F _nybble nybble

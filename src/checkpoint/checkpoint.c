@@ -118,7 +118,7 @@ enum nyb_code ckpt_open_fd(struct ckpt **out, int fd, const char *name, struct n
     c->file[0] = (struct ckpt_file){.path = mem_strdup(name), .fd = fd};
     c->n_file = 1;
     struct headers *none;
-    headers_start(&none, name, &(struct index_set){0});
+    headers_start(&none, name, &(struct index_set){0}, 0);
     enum nyb_code code = add_tensors(c, none, 0, err);
     headers_stop(none);
     if (code == NYB_OK)
@@ -131,7 +131,7 @@ enum nyb_code ckpt_open_fd(struct ckpt **out, int fd, const char *name, struct n
     return code;
 }
 
-enum nyb_code ckpt_open(struct ckpt **out, const char *folder, struct nyb_err *err)
+enum nyb_code ckpt_open(struct ckpt **out, const char *folder, int n_thread, struct nyb_err *err)
 {
     struct index_set set, likely;
     struct headers *h;
@@ -139,7 +139,7 @@ enum nyb_code ckpt_open(struct ckpt **out, const char *folder, struct nyb_err *e
 
     *out = NULL;
     index_guess(&likely, folder);
-    headers_start(&h, folder, &likely);
+    headers_start(&h, folder, &likely, n_thread);
     enum nyb_code code = index_read(&set, folder, err);
     if (code == NYB_OK) {
         code = open_all(c, h, &set, err);

@@ -11,7 +11,8 @@
 #include "base/file.h"
 #include "base/mem.h"
 
-#define THREADS 8 /* at most: parsed headers take some 30 bytes for each of the file's */
+#define THREADS 8                    /* at most */
+#define MOST    ((uint64_t)32 << 20) /* bytes of headers under way: JSON takes some 30 for each of them */
 
 enum state { WAITING, BEGUN, DONE, TAKEN };
 
@@ -25,8 +26,9 @@ struct header {
 
 struct headers {
     int n, next;
+    uint64_t under_way;    /* bytes of headers that are being parsed */
     struct header *header; /* (n) */
-    pthread_mutex_t lock;  /* guards next and states; what is DONE is nobody's until it is TAKEN */
+    pthread_mutex_t lock;  /* guards the above and states; what is DONE is nobody's until it is TAKEN */
     pthread_cond_t done;
     pthread_t thread[THREADS];
     int n_thread;
@@ -55,13 +57,23 @@ static enum nyb_code read_header(struct ckpt_file *f, struct safetensors *st, st
     return safetensors_read(st, f->fd, f->path, f->size, err);
 }
 
-/* Locked on entry and on exit. */
+/* Locked on entry and on exit. Long headers wait for others, so that the memory of many is not needed at
+ * once; one that is longer than all may be is parsed alone. */
 static void do_header(struct headers *h, struct header *one)
 {
     one->state = BEGUN;
     pthread_mutex_unlock(&h->lock);
-    one->code = read_header(&one->file, &one->st, &one->err);
+    one->code = open_file(&one->file, &one->err);
+    uint64_t bytes = one->code == NYB_OK ? safetensors_header_bytes(one->file.fd) : 0;
     pthread_mutex_lock(&h->lock);
+    while (h->under_way > 0 && h->under_way + bytes > MOST)
+        pthread_cond_wait(&h->done, &h->lock);
+    h->under_way += bytes;
+    pthread_mutex_unlock(&h->lock);
+    if (one->code == NYB_OK)
+        one->code = safetensors_read(&one->st, one->file.fd, one->file.path, one->file.size, &one->err);
+    pthread_mutex_lock(&h->lock);
+    h->under_way -= bytes;
     one->state = DONE;
     pthread_cond_broadcast(&h->done);
 }
@@ -79,7 +91,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-void headers_start(struct headers **out, const char *folder, const struct index_set *set)
+void headers_start(struct headers **out, const char *folder, const struct index_set *set, int n_thread)
 {
     struct headers *h = mem_alloc(1, sizeof(*h));
     h->n = set->n_file;
@@ -89,7 +101,7 @@ void headers_start(struct headers **out, const char *folder, const struct index_
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->done, NULL);
     /* Where there are no threads to be had, headers are parsed as they are taken. */
-    while (h->n_thread < THREADS && h->n_thread < h->n &&
+    while (h->n_thread < THREADS && h->n_thread < n_thread && h->n_thread < h->n &&
            pthread_create(&h->thread[h->n_thread], NULL, run, h) == 0)
         h->n_thread++;
     *out = h;
@@ -114,7 +126,7 @@ enum nyb_code headers_take(struct headers *h, struct ckpt_file *file, struct saf
     file->fd = one->file.fd;
     file->size = one->file.size;
     *st = one->st;
-    if (one->code != NYB_OK)
+    if (one->code != NYB_OK && err)
         *err = one->err;
     return one->code;
 }

@@ -9,8 +9,9 @@
 
 struct headers;
 
-/* Begin with these files of the folder. Files that cannot be read or parsed matter only if they are taken. */
-void headers_start(struct headers **out, const char *folder, const struct index_set *set);
+/* Begin with these files of the folder, in at most n_thread threads (0: as they are taken). Files that cannot
+ * be read or parsed matter only if they are taken. */
+void headers_start(struct headers **out, const char *folder, const struct index_set *set, int n_thread);
 
 /* The header of file->path, which is opened unless file->fd is there already: waits for it, or does it now.
  */

@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/mem.h"
@@ -190,6 +191,23 @@ enum nyb_code safetensors_parse(struct safetensors *st, const char *json, size_t
     return code;
 }
 
+static uint64_t header_length(const uint8_t raw[8])
+{
+    uint64_t n = 0;
+    for (int i = 0; i < 8; i++)
+        n |= (uint64_t)raw[i] << (8 * i);
+    return n;
+}
+
+uint64_t safetensors_header_bytes(int fd)
+{
+    uint8_t raw[8];
+    if (pread(fd, raw, sizeof raw, 0) != (ssize_t)sizeof raw)
+        return 0;
+    uint64_t n = header_length(raw);
+    return n <= SAFETENSORS_HEADER_MAX ? n : 0;
+}
+
 enum nyb_code safetensors_read(struct safetensors *st, int fd, const char *path, uint64_t size,
                                struct nyb_err *err)
 {
@@ -202,8 +220,7 @@ enum nyb_code safetensors_read(struct safetensors *st, int fd, const char *path,
                       "the file has %llu bytes, too few for the header length of a safetensors file",
                       (unsigned long long)size);
     TRY(file_read_at(fd, path, 0, raw, sizeof raw, err));
-    for (int i = 0; i < 8; i++)
-        len |= (uint64_t)raw[i] << (8 * i);
+    len = header_length(raw);
     if (len > size - sizeof raw && size >= sizeof start) {
         TRY(file_read_at(fd, path, 0, start, sizeof start, err));
         if (file_is_lfs_pointer(start, sizeof start))

@@ -15,6 +15,9 @@ struct safetensors {
     char *names;
 };
 
+/* Bytes that the header of an open file claims; 0: unreadable, or more than there may be. */
+uint64_t safetensors_header_bytes(int fd);
+
 /* The header of an open file of `size` bytes. `path` is for messages. */
 enum nyb_code safetensors_read(struct safetensors *st, int fd, const char *path, uint64_t size,
                                struct nyb_err *err) NYB_MUST_CHECK;

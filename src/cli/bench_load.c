@@ -129,7 +129,7 @@ static void add_json(struct load_bench *b, bool cold, const struct outcome *o,
                           "peak_bytes", (double)o->peak_bytes);
     if (cold)
         json_object_set_new(r, "disk_gbs", json_real(l->disk_gbs));
-    else
+    else if (l->cached_gbs > 0) /* else all files are shorter than a piece */
         json_object_set_new(r, "copy_cached_gbs", json_real(l->cached_gbs));
     json_object_set_new(r, "run_seconds", runs);
     json_array_append_new(b->results, r);
@@ -142,11 +142,11 @@ static void print_outcome(const struct load_bench *b, bool cold, const struct ou
     printf("%-10s  %d threads  %6.2f s  %6.2f GB/s  ", cold ? "disk" : "page cache", o->n_thread, o->seconds,
            gbs);
     if (cold)
-        printf("%3.0f%% of the disk (%.2f GB/s)", 100 * gbs / l->disk_gbs, l->disk_gbs);
-    else
-        printf("%3.0f%% of copying from there to fresh memory (%.1f GB/s)", 100 * gbs / l->cached_gbs,
+        printf("%3.0f%% of the disk (%.2f GB/s), ", 100 * gbs / l->disk_gbs, l->disk_gbs);
+    else if (l->cached_gbs > 0)
+        printf("%3.0f%% of copying from there to fresh memory (%.1f GB/s), ", 100 * gbs / l->cached_gbs,
                l->cached_gbs);
-    printf(", %.0f%% of copying memory to fresh memory (%.1f), %.0f%% to memory in use (%.1f)",
+    printf("%.0f%% of copying memory to fresh memory (%.1f), %.0f%% to memory in use (%.1f)",
            100 * gbs / l->fresh_gbs, l->fresh_gbs, 100 * gbs / l->copy_gbs, l->copy_gbs);
     printf("; peak %.2f GB\n", (double)o->peak_bytes * 1e-9);
 }
@@ -189,7 +189,7 @@ static void print_json(const struct load_bench *b)
 static enum nyb_code run(struct load_bench *b, struct nyb_err *err)
 {
     TRY(ckpt_resolve(&b->folder, b->common.model, err));
-    TRY(ckpt_open(&b->ckpt, b->folder, err));
+    TRY(ckpt_open(&b->ckpt, b->folder, CKPT_THREADS, err));
     if (b->warm)
         TRY(run_kind(b, false, err));
     if (b->cold)

@@ -181,7 +181,7 @@ static enum nyb_code measure_disk(struct bench *b, struct nyb_err *err)
 {
     struct ckpt *c;
     uint64_t bytes = 0;
-    TRY(ckpt_open(&c, b->to, err));
+    TRY(ckpt_open(&c, b->to, 0, err));
     uint8_t *block = mem_alloc(DISK_BLOCK, 1);
     uint64_t begin = clock_ns();
     for (int i = 0; i < c->n_file && bytes < DISK_BYTES; i++)

@@ -259,11 +259,11 @@ static enum nyb_code run(struct inspect *in, struct nyb_err *err)
     if (code == NYB_OK)
         code = quant_parse(&in->quant, in->hf.root, folder, err);
     if (code == NYB_OK)
-        code = ckpt_open(&in->ckpt, folder, err);
+        code = ckpt_open(&in->ckpt, folder, CKPT_THREADS, err);
     if (code == NYB_OK && in->reference_path)
         code = ckpt_resolve(&other, in->reference_path, err);
     if (code == NYB_OK && other)
-        code = ckpt_open(&in->reference, other, err);
+        code = ckpt_open(&in->reference, other, CKPT_THREADS, err);
     if (code == NYB_OK)
         code = collect(in, err);
     if (code == NYB_OK && in->json)

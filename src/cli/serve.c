@@ -43,9 +43,10 @@ static int serve(const struct serve_config *config)
             log_info("loaded in %.1f s", (double)(clock_ns() - start_ns) * 1e-9);
     }
     if (code != NYB_OK) {
+        int status = cli_fail("serve", &err); /* at once: other ranks may take long to end */
         server_close(server);
         nyb_ranks_close(options.ranks);
-        return cli_fail("serve", &err);
+        return status;
     }
     code = server_run(server, engine, &err);
     nyb_close(engine);

@@ -78,7 +78,8 @@ static struct estimate estimate(const struct sampler_ops *ops, const float *samp
 {
     int n_block = sampler_blocks(n), met = 0;
     for (int i = 0; i < SAMPLER_SAMPLE; i++) {
-        bool is_peak = sample[i] == peak[(uint64_t)i * (uint64_t)n / SAMPLER_SAMPLE / SAMPLER_BLOCK];
+        bool is_peak =
+            sample[i] > 0 && sample[i] == peak[(uint64_t)i * (uint64_t)n / SAMPLER_SAMPLE / SAMPLER_BLOCK];
         work[i] = is_peak ? 0 : sample[i];
         met += is_peak;
     }

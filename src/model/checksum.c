@@ -145,7 +145,7 @@ static enum nyb_code open_folder(struct folder *f, const char *path, struct nyb_
     TRY(model_config_parse(&f->config, &f->hf, err));
     shard_set(&f->config.shard, 0, 1, f->config.n_head, f->config.n_kv_head);
     TRY(quant_parse(&f->quant, f->hf.root, path, err));
-    TRY(ckpt_open(&f->ckpt, path, err));
+    TRY(ckpt_open(&f->ckpt, path, 0, err));
     weights_declare(&f->weights, &f->config, weights_own_head(&f->config, f->ckpt));
     TRY(source_resolve(&f->weights.slots, f->ckpt, f->quant, err));
     int n = f->config.n_layer;

@@ -30,7 +30,8 @@ static int shared_parts(const struct placing *p, const struct layer_weights *l)
         !can_pack_mlp(p, m, false))
         return 0;
     int n = m->gate.w.n / inner;
-    return n <= CUDA_EXPERTS_MAX - c->moe.n_expert ? n : 0;
+    /* One row has a kernel of its own, a lane for each place of it. */
+    return n <= CUDA_EXPERTS_MAX - c->moe.n_expert && n <= 32 - c->moe.top_k ? n : 0;
 }
 
 /* n scales, and behind them so many times that of `more`. */
@@ -163,6 +164,6 @@ void placing_experts(struct placing *p, const struct layer_weights *l, struct de
               &out->experts);
     if (c->moe.shared_intermediate && n_shared == 0)
         placing_dense(p, &l->mlp, &out->mlp);
-    if (n_shared == 1)
+    if (out->experts.n_shared == 1)
         out->mlp = shared_among(&out->experts, c->hidden);
 }

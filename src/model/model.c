@@ -193,7 +193,7 @@ static enum nyb_code open_all(struct model *m, const struct model_options *o, st
     if (!m->device && m->config.shard.ep_size > 1 && comm_rank(m->comm) == 0)
         ep_say(&m->ep, &m->config);
     if (o->load_format == LOAD_AUTO)
-        TRY(ckpt_open(&c, o->folder, err));
+        TRY(ckpt_open(&c, o->folder, CKPT_THREADS, err));
     enum nyb_code code = open_weights(m, o, c, err);
     if (code != NYB_OK) {
         ckpt_close(c);

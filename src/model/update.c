@@ -86,7 +86,7 @@ static enum nyb_code open_checkpoint(struct update *u, struct nyb_err *err)
     if (u->o.upload)
         TRY(upload_open_ckpt(&u->ckpt, u->o.upload, err));
     else
-        TRY(ckpt_open(&u->ckpt, u->o.folder, err));
+        TRY(ckpt_open(&u->ckpt, u->o.folder, 0, err)); /* decoding keeps its cores */
     u->origin = origin_new(u->ckpt, model_weights_generation(u->m) + 1);
     return NYB_OK;
 }

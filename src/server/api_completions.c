@@ -55,7 +55,7 @@ static enum nyb_code read_prompts(struct completion *c, struct nyb_err *err)
     if (!v || json_is_null(v))
         return err_at(err, NYB_E_ARG, "prompt", -1, "prompt is missing. (parameter=prompt)");
     const json_t *first = json_array_get(v, 0);
-    bool several = json_is_array(v) && !json_is_integer(first);
+    bool several = json_is_array(v) && !json_is_number(first);
     size_t n = several ? json_array_size(v) : 1;
     if (n == 0 || n > REQUEST_CHOICES_MAX)
         return err_at(err, NYB_E_RANGE, "prompt", -1,

@@ -3,6 +3,7 @@
 
 #include "server/admin.h"
 #include "server/error.h"
+#include "server/request.h"
 #include "server/route.h"
 
 /* Why no answers can be expected of the engine. False: they can. */
@@ -119,6 +120,5 @@ void api_model(struct exchange *x)
             add_card(x->s, name, &x->reply);
             return;
         }
-    error_reply(x, 404, "model", "The model `%.200s` does not exist. This server has `%.200s`.", name,
-                x->s->model);
+    error_reply(x, 404, "model", REQUEST_UNKNOWN_MODEL, name, x->s->model);
 }

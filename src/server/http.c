@@ -159,6 +159,10 @@ enum nyb_code http_bind(struct server *s, struct nyb_err *err)
     const struct serve_config *c = s->config;
     s->listen_port = (int)c->port;
     s->metrics_port = (int)c->metrics_port;
+    if (c->port &&
+        c->port == c->metrics_port) /* two sockets may be bound to one port that nobody listens on */
+        return err_at(err, NYB_E_ARG, "metrics-port", -1, "expected another port than --port, got %d",
+                      s->metrics_port);
     TRY(listen_bind(&s->listen_fd, c->host, &s->listen_port, err));
     return s->metrics_port ? listen_bind(&s->metrics_fd, c->host, &s->metrics_port, err) : NYB_OK;
 }

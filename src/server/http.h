@@ -4,7 +4,8 @@
 
 #include "server/loop.h"
 
-/* Takes the ports, which refuse connections until http_open. */
+/* Binds the ports, which refuse connections until http_open. Another process could still listen there until
+ * then. */
 enum nyb_code http_bind(struct server *s, struct nyb_err *err) NYB_MUST_CHECK;
 /* Listens; logs the address. */
 enum nyb_code http_open(struct server *s, struct nyb_err *err) NYB_MUST_CHECK;

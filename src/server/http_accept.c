@@ -170,7 +170,8 @@ bool http_accept(struct exchange *x, const char *version)
     }
     if (!x->route || (s->metrics_daemon && x->route->run == api_metrics)) {
         const char *near = route_near(x->path);
-        if (near)
+        bool is_here = near && !(s->metrics_daemon && strcmp(near, "/metrics") == 0);
+        if (is_here)
             error_reply(x, 404, NULL, "There is no %.200s here; there is %s.", x->path, near);
         else
             error_reply(x, 404, NULL, "There is no %.200s here.", x->path);

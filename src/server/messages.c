@@ -161,8 +161,10 @@ void messages_say_who_refuses(enum nyb_code code, struct nyb_err *err)
 {
     static const char line[] = "chat template, "; /* of an error that the template did not raise itself */
     char why[sizeof(err->where) + sizeof(err->message)];
+    if (code != NYB_E_TEMPLATE)
+        return;
     bool has_line = !strncmp(err->where, line, strlen(line));
-    if (code != NYB_E_TEMPLATE || (err->where[0] && !has_line))
+    if (err->where[0] && !has_line)
         return;
     snprintf(why, sizeof(why), "%s%s%s", has_line ? err->where + strlen(line) : "", has_line ? ": " : "",
              err->message);

@@ -60,8 +60,7 @@ enum nyb_code request_check_model(const struct server *s, const json_t *body, st
             return NYB_OK;
     if (served->n == 0 && !strcmp(name, s->model))
         return NYB_OK;
-    return err_at(err, NYB_E_NOT_FOUND, "model", -1,
-                  "The model `%.200s` does not exist. This server has `%.200s`.", name, s->model);
+    return err_at(err, NYB_E_NOT_FOUND, "model", -1, REQUEST_UNKNOWN_MODEL, name, s->model);
 }
 
 enum nyb_code request_check_unsupported(const json_t *body, struct nyb_err *err)

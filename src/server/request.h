@@ -6,6 +6,8 @@
 #include "server/gen.h"
 
 #define REQUEST_CHOICES_MAX 16384
+/* The name that was asked for, and the first that is served. */
+#define REQUEST_UNKNOWN_MODEL "The model `%.200s` does not exist. This server has `%.200s`."
 
 /* A completion of either kind while a worker reads it. */
 struct request_job {

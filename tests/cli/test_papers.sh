@@ -57,6 +57,7 @@ offered = subprocess.run(
     capture_output=True, text=True, check=True, env={"program": program, "PATH": "/usr/bin:/bin"}).stdout.split("\n")
 want = [{*commands, "--help", "--version"}, {*(k.split()[1] for k in kinds), "--help"}, {*actions, "--help"},
         known["serve"], known["bench serve"], set(), set(), {"LICENSE"}]
+assert len(offered) == len(want) + 1, offered # and what follows the last line's end
 for got, wanted in zip(offered, want):
     assert set(got.split()) == wanted, (set(got.split()) ^ wanted, got)
 print(calls, "options in the papers")

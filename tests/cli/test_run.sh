@@ -98,8 +98,10 @@ status=0
 expect_in err "cannot write to standard output: Bad file descriptor"
 "$NYBBLE" serve --port 0 --threads 1 <&- >&- 2>&- &
 pid=$!
+trap 'kill $pid 2>/dev/null || true; rm -rf "$WORK"' EXIT
 listens() { [ "$(ls -l /proc/$pid/fd 2>/dev/null | grep -c eventpoll)" -ge 2 ]; } # the loop's, and that of its port
-for _ in $(seq 400); do listens && break; sleep 0.05; done
+for _ in $(seq 1200); do listens && break; sleep 0.05; done
+listens || fail "a server without standard streams does not listen"
 for fd in 0 1 2; do
     [ "$(readlink /proc/$pid/fd/$fd)" = /dev/null ] || fail "descriptor $fd is $(readlink /proc/$pid/fd/$fd)"
 done

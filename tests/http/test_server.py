@@ -298,6 +298,8 @@ class Errors(WithServer):
         want = self.complete(seed=7)
         got = self.complete(max_tokens=float(GREEDY["max_tokens"]), seed=7.0, n=1.0)
         self.assertEqual(got["choices"], want["choices"])
+        ids = self.complete(prompt=[1, 2])
+        self.assertEqual(self.complete(prompt=[1.0, 2.0])["choices"], ids["choices"])
         for fields in ({"seed": 7.5}, {"seed": 1e17}, {"max_tokens": 3.5}, {"max_tokens": 1e10}):
             self.refused("/v1/completions", {**GREEDY, **fields}, 400, next(iter(fields)))
 
@@ -580,7 +582,8 @@ class Secure(unittest.TestCase):
                               (("--admin-api-key-file", "/nowhere"), "/nowhere: cannot open"),
                               (("--weights-root", "/nowhere"), "/nowhere is not a folder"),
                               (("--parser", "odd"), 'there is no parser "odd"'),
-                              (("--host", "not a host"), 'cannot listen on "not a host"')):
+                              (("--port", "8190", "--metrics-port", "8190"), "metrics-port: expected another port"),
+                              (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1")):
             with self.subTest(options):
                 server = Server(*options, wait=False)
                 self.assertEqual(server.process.wait(30), 1)

@@ -16,7 +16,7 @@ static void expect_error(const char *folder, enum nyb_code code, const char *con
     struct nyb_err err = {0};
     char text[1200];
 
-    assert_int_equal(ckpt_open(&c, folder, &err), code);
+    assert_int_equal(ckpt_open(&c, folder, CKPT_THREADS, &err), code);
     assert_null(c);
     assert_int_equal(err.code, code);
     err_format(&err, text, sizeof text);
@@ -30,7 +30,7 @@ static struct ckpt *open_good(const char *folder)
 {
     struct ckpt *c;
     struct nyb_err err = {0};
-    if (ckpt_open(&c, folder, &err) != NYB_OK)
+    if (ckpt_open(&c, folder, CKPT_THREADS, &err) != NYB_OK)
         fail_msg("%s: %s", err.where, err.message);
     return c;
 }

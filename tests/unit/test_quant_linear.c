@@ -19,7 +19,7 @@ static void bench_open(struct bench *b)
     b->folder = folder_make();
     writer_finish(&b->w, b->folder, "model.safetensors");
     b->q = parse(MODELOPT("'quant_algo':'NVFP4'"), NULL);
-    if (ckpt_open(&b->c, b->folder, &err) != NYB_OK)
+    if (ckpt_open(&b->c, b->folder, 0, &err) != NYB_OK)
         fail_msg("%s: %s", err.where, err.message);
 }
 
@@ -258,7 +258,7 @@ static int resolve_folder(const char *folder)
 
     assert_int_equal(hfconfig_open(&config, folder, &err), NYB_OK);
     assert_int_equal(quant_parse(&q, config.root, folder, &err), NYB_OK);
-    assert_int_equal(ckpt_open(&c, folder, &err), NYB_OK);
+    assert_int_equal(ckpt_open(&c, folder, 0, &err), NYB_OK);
     assert_null(ckpt_find(c, "logits"));
     for (int i = 0; i < c->n_tensor; i++) {
         const struct ckpt_tensor *t = &c->tensor[i];

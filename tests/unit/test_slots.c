@@ -44,7 +44,7 @@ static struct origin *open_origin(const char *folder, uint64_t generation)
 {
     struct ckpt *c;
     struct nyb_err err;
-    if (ckpt_open(&c, folder, &err) != NYB_OK)
+    if (ckpt_open(&c, folder, 0, &err) != NYB_OK)
         fail_msg("%s: %s", err.where, err.message);
     return origin_new(c, generation);
 }

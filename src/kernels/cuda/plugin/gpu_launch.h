@@ -120,8 +120,9 @@ template <typename W> static inline cudaError_t gpu_library(cudaStream_t, W work
     return work();
 }
 
-/* What is read before it must not be another kernel's output: weights, which nothing but pack, randomize and
- * copies write, and those never let the next kernel begin early. */
+/* What is read before it must not be the output of the kernel in front: weights, which nothing but pack,
+ * randomize and copies write, and those never let the next kernel begin early; what a step begins with; or
+ * what a kernel wrote that had ended before the one in front could let this one in. */
 __device__ __forceinline__ void gpu_wait_before()
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -163,8 +164,8 @@ static inline cudaError_t gpu_malloc_shared(void **p, size_t bytes)
 #endif
 
 /* The same two of a kernel for n_row rows. Where there is one, the next kernel may be scheduled before this
- * one waits: its code and weights are on their way while others still run. With many rows it would take the
- * SMs' room from them. */
+ * one waits: its code and weights are on their way while others still run. With many rows most kernels would
+ * take the SMs' room from them; those that gain do it themselves for any number of rows. */
 __device__ __forceinline__ void gpu_wait_few(int n_row)
 {
     if (n_row == 1)

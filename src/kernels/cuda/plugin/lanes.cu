@@ -19,9 +19,9 @@
  * sum that has not ended on every rank has all its parts on their way.
  * - A kernel that is scheduled before the one in front of it on its stream has ended waits, too, and may hold
  *   SMs meanwhile. It does so only when all blocks of that one are resident, so that one needs no more SMs,
- *   and ends; also where that one waits itself and has let it in before (gpu_wait_few), for the one before
- * it. The first kernel behind a wait for the other lane is never scheduled early (gpu_after_wait): what it
- * would wait for might need the SMs that it holds.
+ *   and ends; also where that one waits itself and has let it in before (gpu_wait_few and others), for the
+ * one before it. The first kernel behind a wait for the other lane is never scheduled early (gpu_after_wait):
+ * what it would wait for might need the SMs that it holds.
  * - Ranks that share a GPU, which is for tests, have a part of its SMs each (gpu_peers_open), for all of the
  * above; and no kernel that waits for peers lets the one behind it be scheduled early (peer_pass), which
  * could hold the SMs that another rank needs to send its part. */

@@ -46,7 +46,7 @@ struct front_weights {
     float4 norm, router;
 };
 
-/* Before what precedes has ended: weights may be on their way. The first are asked for by name, for a block
+/* Before what precedes has ended: weights may be on their way. The first are named one by one, for a block
  * that comes late has no time left for a prefetch. */
 template <int FRONT> static __device__ __forceinline__ front_weights front_ask(const moe_front &f)
 {

@@ -154,9 +154,6 @@ bool gpu_peers_open(struct cuda_gpu *g, const struct cuda_peer_options *o, struc
         return gpu_fail(g, "peers", "out of memory");
     g->peers = p;
     p->n_sharing = o->n_sharing;
-    /* Launches whose blocks wait for each other, or for other ranks, fit side by side (lanes.cu). */
-    g->limits.n_sm = std::max(1, g->limits.n_sm / o->n_sharing);
-    g->n_side = std::max(1, std::min(g->n_side, g->limits.n_sm / 2));
     p->two_shot_bytes = o->bytes / (size_t)o->size;
     p->memory.rank = o->rank;
     p->memory.size = o->size;
@@ -164,10 +161,14 @@ bool gpu_peers_open(struct cuda_gpu *g, const struct cuda_peer_options *o, struc
     p->memory.slot = (uint32_t)slot;
     p->memory.sent = (uint32_t)(o->sent_bytes / sizeof(float4));
     p->memory.timeout_ns = (uint64_t)(o->timeout_ms > 0 ? o->timeout_ms : 10000) * 1000000u;
-    if (take_memory(g, &p->memory) && load_kernels(g) && describe(g, o, own))
-        return true;
-    gpu_peers_close(g);
-    return false;
+    if (!take_memory(g, &p->memory) || !load_kernels(g) || !describe(g, o, own)) {
+        gpu_peers_close(g);
+        return false;
+    }
+    /* Launches whose blocks wait for each other, or for other ranks, fit side by side (lanes.cu). */
+    g->limits.n_sm = std::max(1, g->limits.n_sm / o->n_sharing);
+    g->n_side = std::max(1, std::min(g->n_side, g->limits.n_sm / 2));
+    return true;
 }
 
 /* The same process: its addresses are good here, if the GPUs can reach each other. */

@@ -219,7 +219,7 @@ static __device__ __forceinline__ void peer_pass(const peer_memory &p, const pee
         p.state->used_whole[now.turn] = used_whole;
         gpu_store_system(&p.state->begun, (now.turn + 1) % PEER_BUFFERS * PEER_TURN);
     }
-    if (!p.is_shared && now.n_before < PEER_TURN) /* which it is: asked, so that the answer is waited for */
+    if (!p.is_shared && now.n_before < PEER_TURN) /* the comparison makes this thread wait for the add */
         gpu_let_next();
 }
 

@@ -20,8 +20,7 @@ struct regex {
 
 static enum nyb_code fail(struct regex *r, const char *what)
 {
-    return err_at(r->err, NYB_E_ARG, "", (int64_t)r->at,
-                  "%s at byte %zu of the regular expression \"%.100s\"", what, r->at, r->text);
+    return grammar_fail_at(r->err, "the regular expression ", r->text, r->len, r->at, what);
 }
 
 static enum nyb_code take_alternatives(struct regex *r, uint32_t *node);

@@ -266,7 +266,8 @@ static void test_limits(void **state)
     buf_free(&deep);
 }
 
-/* A fault at byte 400 of 600, in each kind that has bytes: 100 around it are repeated, of whole characters. */
+/* A fault at byte 400 of 600, in each kind that has bytes: 100 around it are repeated, of whole characters.
+ */
 static void test_errors_show_the_place(void **state)
 {
     (void)state;
@@ -274,7 +275,8 @@ static void test_errors_show_the_place(void **state)
         enum grammar_kind kind;
         const char *begin, *fault, *says;
     } row[] = {
-        {GRAMMAR_REGEX, "", "**", "a repetition of a repetition at byte 401 of the regular expression \"...\u00e4"},
+        {GRAMMAR_REGEX, "", "**",
+         "a repetition of a repetition at byte 401 of the regular expression \"...\u00e4"},
         {GRAMMAR_REGEX, "", "\\u00", "an escape without its hexadecimal digits at byte 402 of \"...\u00e4"},
         {GRAMMAR_EBNF, "root ::= \"", "\" ]", "at byte 402 of the grammar (line 1) \"...\u00e4"},
     };

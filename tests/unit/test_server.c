@@ -67,9 +67,10 @@ static void test_params_name_the_parameter(void **state)
 static void test_params_say_which_integers(void **state)
 {
     (void)state;
-    check_wrong("{\"seed\": 1e17}", NYB_E_RANGE,
-                "seed must be within 64 bits, or within 2^53 where it is written with a point or an exponent, "
-                "got 1e17. (parameter=seed, value=1e17)");
+    check_wrong(
+        "{\"seed\": 1e17}", NYB_E_RANGE,
+        "seed must be within 64 bits, or within 2^53 where it is written with a point or an exponent, "
+        "got 1e17. (parameter=seed, value=1e17)");
     check_wrong("{\"top_k\": -1e18}", NYB_E_RANGE,
                 "top_k must be within 32 bits, got -1e18. (parameter=top_k, value=-1e18)");
     check_wrong("{\"top_k\": 4294967296}", NYB_E_RANGE,

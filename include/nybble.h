@@ -49,6 +49,17 @@ struct nyb_err {
     char message[768]; /* one sentence: what was found, what was expected      */
 };
 
+/* ---- Log -----------------------------------------------------------------------------------------
+ *
+ * What happens beside answers and errors: a line each, to standard error. */
+
+enum nyb_log_level { NYB_LOG_ERROR, NYB_LOG_WARN, NYB_LOG_INFO, NYB_LOG_DEBUG };
+
+/* Up to which level (INFO), and where to: take is called from any thread, one line a call, and must not call
+ * functions of an engine; NULL: standard error. Not while there is an engine. */
+NYB_API void nyb_set_log(enum nyb_log_level most,
+                         void (*take)(void *arg, enum nyb_log_level level, const char *text), void *arg);
+
 /* ---- Engine --------------------------------------------------------------------------------------
  *
  *     nyb_open -> [ nyb_submit -> nyb_next ... -> nyb_stream_free ] -> nyb_close

@@ -1,4 +1,4 @@
-/* POST /v1/chat/completions */
+/* POST /v1/chat/completions, and /v1/responses, whose requests become chats (responses_input.h) */
 #include <stdlib.h>
 #include <string.h>
 
@@ -231,4 +231,9 @@ static enum nyb_code start(struct request_job *j, struct nyb_err *err)
 void api_chat(struct exchange *x)
 {
     request_answer(x, GEN_CHAT, start);
+}
+
+void api_responses(struct exchange *x)
+{
+    request_answer(x, GEN_RESPONSES, start);
 }

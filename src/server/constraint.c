@@ -214,7 +214,7 @@ static enum nyb_code read_tools(struct found *f)
 {
     struct request_job *j = f->j;
     const char *text = NULL, *name = NULL;
-    if (j->g->api != GEN_CHAT)
+    if (!gen_is_chat(j->g))
         return NYB_OK;
     json_t *content = format_schema(f);
     enum nyb_code code = tool_choice_constraint(j->g, j->body, content, &j->arena, &name, &text, f->err);
@@ -242,7 +242,7 @@ static void set_reasoning(struct request_job *j)
     const struct parse_format *format = j->s->format;
     const char *prompt = j->g->prompt_text ? j->g->prompt_text : "";
     struct nyb_sampling *s = &j->sampling;
-    if (j->g->api != GEN_CHAT || !format->think_close || ends_with(prompt, format->think_close))
+    if (!gen_is_chat(j->g) || !format->think_close || ends_with(prompt, format->think_close))
         return;
     s->constraint_think_close = format->think_close;
     if (!parse_format_opens(format, prompt, strlen(prompt)))

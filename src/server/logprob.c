@@ -142,7 +142,7 @@ static void add_completion(struct choice *c, int32_t token, const struct nyb_log
 
 void logprob_add(struct choice *c, const struct nyb_logprob *lp, int n)
 {
-    if (c->g->api == GEN_CHAT)
+    if (gen_is_chat(c->g))
         add_chat(c, lp, n);
     else
         add_completion(c, lp->token, lp, n);
@@ -200,7 +200,7 @@ void logprob_add_object(const struct choice *c, struct buf *b)
         return;
     }
     buf_add_byte(b, '{');
-    if (c->g->api == GEN_CHAT) {
+    if (gen_is_chat(c->g)) {
         add_array(b, "content", &c->logprobs);
     } else {
         add_array(b, "text_offset", &c->lp_offset);

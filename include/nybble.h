@@ -439,6 +439,12 @@ NYB_API enum nyb_code nyb_detokenize(const struct nyb_engine *e, const int32_t *
 /* The bytes of one token as the vocabulary spells it; NULL: no such id. Lives as long as the engine. */
 NYB_API const char *nyb_token_text(const struct nyb_engine *e, int32_t id);
 
+/* The bytes that one token adds to a text in the middle of it, where nyb_detokenize shows parts of characters
+ * as U+FFFD. The caller frees with nyb_free. NYB_E_NOT_FOUND: no such id; NYB_E_UNSUPPORTED: they depend on
+ * other tokens. */
+NYB_API enum nyb_code nyb_token_bytes(const struct nyb_engine *e, int32_t id, char **bytes, size_t *n,
+                                      struct nyb_err *err);
+
 /* JSON texts as OpenAI's clients send them. */
 struct nyb_chat {
     const char *messages; /* array                                       */

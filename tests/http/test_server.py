@@ -198,6 +198,17 @@ class Shapes(WithServer):
         pieces = [t for e in events[:-1] if e["choices"][0]["logprobs"] for t in e["choices"][0]["logprobs"]["content"]]
         self.assertEqual(pieces, content)
 
+    def test_bytes_of_parts_of_characters(self):
+        """Where a character is several tokens, their bytes are put together by the client."""
+        _, ids = self.server.post("/tokenize", {"prompt": "naïve 日本語 😀", "add_special_tokens": False})
+        choice = self.chat(allowed_token_ids=ids["tokens"], temperature=2, seed=1, max_tokens=60, ignore_eos=True,
+                           logprobs=True, top_logprobs=1)["choices"][0]
+        tokens = choice["logprobs"]["content"]
+        self.assertIn("\ufffd", "".join(t["token"] for t in tokens))
+        whole = bytes(b for t in tokens for b in t["bytes"])
+        self.assertEqual(whole.decode("utf-8", "replace"), choice["message"]["content"])
+        self.assertTrue(any(len(t["bytes"]) == 1 and t["bytes"][0] >= 0x80 for t in tokens))
+
     def test_chat_content_parts(self):
         parts = [{"type": "text", "text": PROMPT}]
         a = self.chat(messages=[{"role": "user", "content": parts}])["choices"]

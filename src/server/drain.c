@@ -18,14 +18,24 @@
 static int signal_pipe[2] = {-1, -1};
 static volatile sig_atomic_t n_signal;
 
+/* A terminal that closes may send its SIGHUP more than once: that is no wish to end at once. */
 static void on_signal(int number)
 {
     int saved = errno;
+    if (number == SIGHUP && n_signal > 0)
+        return;
     if (++n_signal > 1)
         _exit(128 + number);
     if (write(signal_pipe[1], "", 1) < 0)
         _exit(128 + number);
     errno = saved;
+}
+
+/* As nohup starts programs. */
+static bool hangup_is_ignored(void)
+{
+    struct sigaction now;
+    return sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
 const void *drain_token(void)
@@ -43,6 +53,8 @@ enum nyb_code drain_open(struct server *s, struct nyb_err *err)
     sigemptyset(&action.sa_mask);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
+    if (!hangup_is_ignored())
+        sigaction(SIGHUP, &action, NULL);
     action.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &action, NULL);
     return NYB_OK;
@@ -55,6 +67,8 @@ void drain_close(struct server *s)
     sigemptyset(&action.sa_mask);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
+    if (!hangup_is_ignored())
+        sigaction(SIGHUP, &action, NULL);
     for (int i = 0; i < 2; i++) {
         if (signal_pipe[i] >= 0)
             close(signal_pipe[i]);

@@ -1,4 +1,5 @@
-/* Signals and the way out: SIGTERM or SIGINT start a drain, a second one ends the process at once. */
+/* Signals and the way out: SIGTERM, SIGINT or SIGHUP start a drain, a second one but for SIGHUP ends the
+ * process at once. */
 #ifndef NYB_SERVER_DRAIN_H
 #define NYB_SERVER_DRAIN_H
 

@@ -5,7 +5,9 @@
  *      "triggers": ["<tool_call>"],       one text that all begins start with; does not repeat its first byte
  *      "markers": ["</tool_call>", ...],  texts that may come as special tokens, besides the trigger
  *      "required": false,                 the text begins with a structure, and nothing stands between them
- *      "parallel": true}                  more than one structure may come
+ *      "parallel": true,                  more than one structure may come
+ *      "content": {...}}                  the schema of JSON that may come instead of structures, where there
+ * is no text besides
  *
  * Styles: "json"; "function", parameters as <parameter=k>\nv\n</parameter>; "argkey", as
  * <arg_key>k</arg_key>\n<arg_value>v</arg_value>. In the last two, strings are plain text up to the closing
@@ -14,6 +16,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "text/grammar.h"
 #include "text/grammar_schema.h"
 
 #define STRUCTURES_MAX 512
@@ -323,12 +326,21 @@ static enum nyb_code take_trigger(struct tags *t)
     return NYB_OK;
 }
 
-/* required: structure (newline structure)*; else text with structures in it, each of which leads back to the
- * text, or, where only one may come, to text without. */
+static enum nyb_code or_content(struct tags *t, const json_t *content, uint32_t *node)
+{
+    uint32_t inside = 0;
+    TRY(grammar_schema(&t->j, content, GRAMMAR_CONTENT "#", &inside, t->err));
+    *node = grammar_alt(t->j.g, *node, inside);
+    return NYB_OK;
+}
+
+/* required: structure (newline structure)*, or what content says; else text with structures in it, each of
+ * which leads back to the text, or, where only one may come, to text without. */
 static enum nyb_code arrange(struct tags *t, uint32_t *node)
 {
     struct grammar_ast *g = t->j.g;
-    bool required = json_is_true(json_object_get(t->spec, "required"));
+    const json_t *content = json_object_get(t->spec, "content");
+    bool required = content || json_is_true(json_object_get(t->spec, "required"));
     bool parallel = !json_is_false(json_object_get(t->spec, "parallel"));
     uint32_t one = 0, rule = grammar_declare(g, "a structure"),
              again = grammar_declare(g, "behind a structure");
@@ -342,7 +354,7 @@ static enum nyb_code arrange(struct tags *t, uint32_t *node)
         uint32_t first = grammar_cat(g, grammar_marker(g, t->trigger), call);
         uint32_t more = grammar_times(g, grammar_cat(g, newline, first), 0, GRAMMAR_REPEAT);
         *node = parallel ? grammar_cat(g, first, more) : first;
-        return NYB_OK;
+        return content ? or_content(t, content, node) : NYB_OK;
     }
     uint32_t hit = grammar_cat(g, call, grammar_call(g, again)),
              behind = grammar_declare(g, "a structure and on");

@@ -14,7 +14,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from harness import Server, in_background, raw_request, read_until  # noqa: E402
+from harness import SLOW, Server, in_background, raw_request, read_until  # noqa: E402
 
 PROMPT = "Once upon a time there was"
 GREEDY = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
@@ -289,8 +289,12 @@ class Access(unittest.TestCase):
         start = time.time()
         self.assertEqual(open_ones[0].recv(100), b"")  # idle for a second
         self.assertLess(time.time() - start, 5)
-        for s in open_ones:
+        waiting = [server.socket() for _ in range(20)]
+        for s in [*open_ones, *waiting]:
             s.close()
+        start = time.time()
+        server.request("GET", "/health")  # room that there is again is used at once
+        self.assertLess(time.time() - start, 0.5 * SLOW)
         until = time.time() + 5
         while time.time() < until:
             try:

@@ -33,6 +33,9 @@ static const struct grammar_source sources[] = {
     {.kind = GRAMMAR_TAGS,
      .text = "{\"triggers\":[\"<f>\"],\"structures\":[{\"begin\":\"<f>\",\"end\":\"</f>\",\"schema\":"
              "{\"type\":\"integer\"}}]}"},
+    {.kind = GRAMMAR_TAGS, /* structures, or what content says */
+     .text = "{\"triggers\":[\"<f>\"],\"structures\":[{\"begin\":\"<f>\",\"end\":\"</f>\",\"schema\":"
+             "{\"type\":\"integer\"}}],\"content\":{\"type\":\"array\",\"items\":{\"enum\":[1,\"<f>\"]}}}"},
 };
 
 struct house {

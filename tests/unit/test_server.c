@@ -204,6 +204,8 @@ static void test_routes_that_are_near(void **state)
     assert_string_equal(route_near("/v1/models/"), "/v1/models");
     assert_string_equal(route_near("/completions//"), "/v1/completions");
     assert_string_equal(route_near("/v1/health"), "/health");
+    assert_string_equal(route_near("//v1/chat/completions"), "/v1/chat/completions");
+    assert_string_equal(route_near("//chat/completions/"), "/v1/chat/completions");
     static const char *const none[] = {"/",     "//", "", "/v1", "/v1/", "/metrics", "/v1/embeddings",
                                        "/chat", "x"};
     for (size_t i = 0; i < sizeof(none) / sizeof(*none); i++)

@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.join(os.environ["SOURCE"], "tests", "http"))
 from harness import Server, in_background, parse_events  # noqa: E402
 
 PROMPTS = ["Once upon a time", "The dog was", "One day a girl", "There was a big red"]
-TIMEOUT_S = 2  # of a rank that is silent
+TIMEOUT_S = 3  # of a rank that is silent
 LIMIT_S = 10   # until everything has ended
 DRAIN_S = 150
 

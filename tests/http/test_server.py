@@ -518,6 +518,30 @@ class Limits(WithServer):
             self.assertEqual(json.loads(text)["level"], "info")
 
 
+class Silence(WithServer):
+    options = ("--stream-keepalive", "0.3")
+
+    def test_comments(self):
+        """A stream that has nothing to say says so; its events stay as they are."""
+        plain = self.server.stream("/v1/completions", GREEDY)
+        for path, body in (("/v1/completions", GREEDY), ("/v1/chat/completions", CHAT), ("/v1/responses", {"input": "x", "max_output_tokens": 8})):
+            with self.subTest(path):
+                self.assertEqual(self.server.post("/pause_generation", {"mode": "in_place"})[0], 200)
+                with self.server.socket() as s:
+                    s.sendall(raw_request(path, {**body, "stream": True}, Connection="close"))
+                    data = read_until(s, b": keep-alive\n\n\r\n")
+                    self.assertNotIn(b"data: ", data)
+                    data = read_until(s, b": keep-alive\n\n\r\n")
+                    self.assertEqual(self.server.post("/continue_generation", {})[0], 200)
+                    while b"\r\n0\r\n" not in data:
+                        data += s.recv(65536)
+                self.assertIn(b"data: ", data)
+                if path == "/v1/completions":
+                    texts = [json.loads(line[6:])["choices"][0]["text"] for line in data.decode().split("\n")
+                             if line.startswith("data: {")]
+                    self.assertEqual(texts, [e["choices"][0]["text"] for e in plain[:-1]])
+
+
 class Disconnects(WithServer):
     options = ("--max-num-batched-tokens", "64")
 

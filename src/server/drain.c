@@ -38,6 +38,24 @@ static bool hangup_is_ignored(void)
     return sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
+static void end_by_signal(int number)
+{
+    signal(number, SIG_DFL);
+    raise(number);
+    _exit(128 + number); /* that was ignored */
+}
+
+void drain_prepare(void)
+{
+    /* Not blocked in its own handler, or raise would wait for the handler's end. */
+    struct sigaction action = {.sa_handler = end_by_signal, .sa_flags = SA_NODEFER};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    if (!hangup_is_ignored())
+        sigaction(SIGHUP, &action, NULL);
+}
+
 const void *drain_token(void)
 {
     return signal_pipe;

@@ -704,8 +704,8 @@ class Drain(unittest.TestCase):
         out = []
         thread = in_background(self.read_stream, server, out)
         server.until_metric("num_requests_running", 1)
-        for _ in range(2):
-            server.process.send_signal(signal.SIGHUP)
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            server.process.send_signal(number)
             time.sleep(0.05)
         thread.join(60 * SLOW)
         self.assertEqual((len(out[0]), out[0][-1]), (901, "[DONE]"))

@@ -209,6 +209,11 @@ size_t gen_read(struct gen *g, char *to, size_t max, bool *over)
     return n;
 }
 
+void gen_keep_alive(struct gen *g)
+{
+    buf_add_str(&g->out, ": keep-alive\n\n");
+}
+
 const char *gen_finish_reason(const struct choice *c)
 {
     if (c->finish == NYB_FINISH_STOP && c->n_call > 0)

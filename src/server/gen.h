@@ -104,6 +104,9 @@ void gen_reply(struct gen *g);
 /* Up to max bytes of the stream; *over: nothing will follow. */
 size_t gen_read(struct gen *g, char *to, size_t max, bool *over);
 
+/* A comment, for a stream that has nothing to say. */
+void gen_keep_alive(struct gen *g);
+
 /* "stop", "length", "tool_calls", ... of a finished choice */
 const char *gen_finish_reason(const struct choice *c);
 /* The sums over all prompts and choices. */

@@ -80,6 +80,7 @@ static enum nyb_code check_unsupported(const json_t *asked, struct nyb_err *err)
 
 struct conversation {
     json_t *messages;
+    json_t *system;    /* the first message, as long as nothing else has come; borrowed, or NULL */
     json_t *answer;    /* the assistant's message that calls still belong to; borrowed, or NULL */
     json_t *reasoning; /* of the assistant's next message; NULL: none                         */
     struct nyb_err *err;
@@ -98,7 +99,7 @@ static json_t *add_message(struct conversation *c, const char *role, json_t *con
     json_object_set_new(m, "role", json_string(role));
     json_object_set(m, "content", content);
     json_array_append_new(c->messages, m);
-    c->answer = NULL;
+    c->answer = c->system = NULL;
     if (strcmp(role, "assistant"))
         return m;
     c->answer = m;
@@ -108,6 +109,26 @@ static json_t *add_message(struct conversation *c, const char *role, json_t *con
     return m;
 }
 
+/* Instructions and what the input begins with are one message to a model: many templates know no second one.
+ */
+static void add_to_system(struct conversation *c, json_t *content)
+{
+    json_t *all = json_object_get(c->system, "content"), *part;
+    size_t i;
+    if (!json_is_array(all)) {
+        all = json_pack("[O]", all);
+        json_object_set_new(c->system, "content", all);
+    }
+    if (!json_is_array(content))
+        json_array_append(all, content);
+    json_array_foreach(content, i, part) json_array_append(all, part);
+}
+
+static bool is_system(const char *role)
+{
+    return !strcmp(role, "system") || !strcmp(role, "developer");
+}
+
 static enum nyb_code take_message(struct conversation *c, const json_t *item, size_t i)
 {
     json_t *role = json_object_get(item, "role"), *content = json_object_get(item, "content");
@@ -115,7 +136,14 @@ static enum nyb_code take_message(struct conversation *c, const json_t *item, si
         return wrong_item(c, i, "has no role");
     if (!json_is_string(content) && !json_is_array(content))
         return wrong_item(c, i, "must have a string or a list of parts as its content");
-    add_message(c, json_string_value(role), content);
+    bool system = is_system(json_string_value(role));
+    if (system && c->system) {
+        add_to_system(c, content);
+        return NYB_OK;
+    }
+    bool first = json_array_size(c->messages) == 0;
+    json_t *m = add_message(c, json_string_value(role), content);
+    c->system = system && first ? m : NULL;
     return NYB_OK;
 }
 
@@ -198,7 +226,7 @@ static enum nyb_code take_input(struct conversation *c, const json_t *asked)
     if (instructions && !params_is_string(instructions))
         return params_wrong_type(c->err, "instructions", "a string", instructions);
     if (instructions)
-        add_message(c, "system", instructions);
+        c->system = add_message(c, "system", instructions);
     if (!input)
         return err_at(c->err, NYB_E_ARG, "input", -1, "input is missing. (parameter=input)");
     if (json_is_array(input) && json_array_size(input) == 0)

@@ -158,6 +158,11 @@ static json_t *arguments_schema(const json_t *function, bool constrain)
     return schema;
 }
 
+static bool is_strict(const json_t *tool)
+{
+    return json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
+}
+
 static enum nyb_code add_call(struct calls *c, const json_t *tool, bool constrain)
 {
     const json_t *function = json_object_get(tool, "function");
@@ -172,16 +177,12 @@ static enum nyb_code add_call(struct calls *c, const json_t *tool, bool constrai
                       name);
     write_frame(c->format, name, &begin, &end);
     json_array_append_new(c->structures,
-                          json_pack("{s:s, s:s, s:s, s:o}", "begin", begin.data, "end", end.data, "style",
-                                    style_of(c->format), "schema", arguments_schema(function, constrain)));
+                          json_pack("{s:s, s:s, s:s, s:o, s:b}", "begin", begin.data, "end", end.data,
+                                    "style", style_of(c->format), "schema",
+                                    arguments_schema(function, constrain), "loose", (int)!is_strict(tool)));
     buf_free(&begin);
     buf_free(&end);
     return NYB_OK;
-}
-
-static bool is_strict(const json_t *tool)
-{
-    return json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
 }
 
 /* Tags of the syntax may be special tokens. */

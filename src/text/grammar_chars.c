@@ -26,6 +26,15 @@ static enum nyb_code fail_at(struct nyb_err *err, const char *text, size_t len, 
     return grammar_fail_at(err, "", text, len, at, what);
 }
 
+/* What expressions can have and these do not. */
+static enum nyb_code refuse_at(struct nyb_err *err, const char *text, size_t len, size_t at, const char *what)
+{
+    (void)fail_at(err, text, len, at, what);
+    if (err)
+        err->code = NYB_E_UNSUPPORTED;
+    return NYB_E_UNSUPPORTED;
+}
+
 static int hex_digit(char c)
 {
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
@@ -100,8 +109,8 @@ enum nyb_code grammar_escape(const char *text, size_t len, size_t *at, struct gr
     else if (control)
         code = (unsigned char)to[control - from];
     else if ((c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z'))
-        return fail_at(err, text, len, begin,
-                       "an escape that is not supported (a backreference, \\b, \\p or another)");
+        return refuse_at(err, text, len, begin,
+                         "an escape that is not supported (a backreference, \\b, \\p or another)");
     else if ((c & 0x80) != 0)
         return fail_at(err, text, len, begin, "a backslash before a character that needs none");
     else

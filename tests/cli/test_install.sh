@@ -71,6 +71,42 @@ build "$WORK/log.c" "$WORK/program/log"
 expect_status 0 "$WORK/program/log" "$model"
 expect_in out "2 KV cache:"
 [ ! -s "$WORK/err" ] || fail "the log goes to standard error, too"
+
+# In a program whose locale writes 0,5, numbers of templates and tools stay JSON's.
+cat >"$WORK/locale.c" <<'C'
+#include <nybble.h>
+#include <locale.h>
+#include <stdio.h>
+int main(int argc, char **argv)
+{
+    int32_t *ids;
+    size_t n;
+    char *text;
+    struct nyb_engine *e;
+    struct nyb_options o;
+    const struct nyb_chat chat = {.messages = "[{\"role\":\"user\",\"content\":\"x\"}]", .kwargs = "{\"half\":0.5}"};
+    if (!setlocale(LC_ALL, "de_DE.UTF-8"))
+        return 77;
+    nyb_set_log(NYB_LOG_ERROR, NULL, NULL);
+    nyb_options_init(&o);
+    o.model = argv[argc - 2];
+    o.chat_template = argv[argc - 1];
+    if (nyb_open(&e, &o, NULL) != NYB_OK || nyb_render_chat(e, &chat, &ids, &n, &text, NULL) != NYB_OK)
+        return 1;
+    printf("%s %.1f\n", text, 0.5);
+    nyb_free(ids);
+    nyb_free(text);
+    nyb_close(e);
+    return 0;
+}
+C
+build "$WORK/locale.c" "$WORK/program/locale"
+echo '{{ half }} {{ [half] | tojson }} {{ 0.75 }} {{ "1.5" | float + 1 }}' >"$WORK/template"
+mkdir "$WORK/locales"
+if localedef -i de_DE -f UTF-8 "$WORK/locales/de_DE.UTF-8" 2>/dev/null; then
+    expect_status 0 env LOCPATH="$WORK/locales" "$WORK/program/locale" "$model" "$WORK/template"
+    [ "$(cat "$WORK/out")" = "0.5 [0.5] 0.75 2.5 0,5" ] || fail "the program's locale gets into prompts: $(cat "$WORK/out")"
+fi
 if command -v c++ >/dev/null; then
     # shellcheck disable=SC2046
     expect_status 0 c++ -std=c++17 -Wall -Wextra -Werror -fsyntax-only $(pkg-config --cflags nybble) -x c++ "$WORK/prefix/include/nybble.h"

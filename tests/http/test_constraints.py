@@ -213,6 +213,25 @@ class Calls(WithServer):
         wrong = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}
         self.refused("response_format", "not", path="/v1/chat/completions", tools=strict, response_format=wrong)
 
+    def test_schemas_that_cannot_be_kept(self):
+        """A tool that is not strict is called with any object then; a strict one is refused."""
+        parameters = {"type": "object", "properties": {"at": {"type": "object", "patternProperties": {"^x": {}}}}}
+        for strict in (False, True):
+            tools = [{"type": "function", "function": {"name": "look", "strict": strict, "parameters": parameters}}]
+            for how in ("required", {"type": "function", "function": {"name": "look"}}):
+                if strict:
+                    self.refused("tool_choice", "patternProperties", path="/v1/chat/completions", tools=tools, tool_choice=how)
+                    continue
+                message = self.chat(messages=[{"role": "user", "content": "Who?</think>"}], tools=tools, tool_choice=how,
+                                    temperature=0)["message"]
+                if message.get("tool_calls"):
+                    self.assertIsInstance(json.loads(message["tool_calls"][0]["function"]["arguments"]), dict)
+                else:  # arguments without an end
+                    self.assertTrue(message["content"].startswith("<tool_call>"), message)
+        wrong = [{"type": "function", "function": {"name": "look", "parameters": {
+            "type": "object", "properties": {"a": {"type": "odd"}}}}}]
+        self.refused("tool_choice", "malformed", path="/v1/chat/completions", tools=wrong, tool_choice="required")
+
     def test_allowed_tools(self):
         allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "go"}}]}
         for choice in self.chats(8, lambda seed: {"tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}):

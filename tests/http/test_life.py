@@ -77,6 +77,33 @@ class Kill(unittest.TestCase):
         second.close()
 
 
+class FirstOfContainer(unittest.TestCase):
+    def test_signal_while_loading(self):
+        """The kernel withholds signals from a process 1 that has no handler: it would load to the end."""
+        inside = ["unshare", "--user", "--map-root-user", "--fork", "--pid", "--kill-child"]
+        if not shutil.which("unshare") or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+            self.skipTest("no namespaces here")
+        model = os.path.join(os.environ["SOURCE"], "models", "tales-24m-moe-nvfp4")
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("config.json", "hf_quant_config.json"):
+                with open(os.path.join(model, name), encoding="utf-8") as f, \
+                        open(os.path.join(folder, name), "w", encoding="utf-8") as to:
+                    json.dump({**json.load(f), "num_hidden_layers": 300}, to)  # a second or more
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with subprocess.Popen([*inside, os.environ["NYBBLE"], "serve", "--port", "0", "--load-format", "dummy", folder],
+                                      stderr=subprocess.PIPE) as outer:
+                    while b"loading" not in outer.stderr.readline():
+                        self.assertIsNone(outer.poll())
+                    with open(f"/proc/{outer.pid}/task/{outer.pid}/children", encoding="ascii") as f:
+                        server = int(f.read().split()[0])
+                    time.sleep(0.1)
+                    os.kill(server, number)
+                    try:
+                        self.assertEqual(outer.wait(10 * SLOW), 128 + number)
+                    finally:
+                        outer.kill()
+
+
 class Log(unittest.TestCase):
     def test_nobody_reads_it(self):
         """A full pipe behind the access log stops nobody; whoever empties it later reads whole lines."""

@@ -121,8 +121,7 @@ class Responses(unittest.TestCase):
                  {"type": "message", "role": "user", "content": "On"}]
         call = [{"id": i, "type": "function", "function": {"name": n, "arguments": a}}
                 for i, n, a in (("c1", "go", "{\"n\": 1}"), ("c2", "look", "{}"))]
-        messages = [{"role": "system", "content": "First."}, {"role": "developer", "content": "Rules."},
-                    {"role": "user", "content": "Go"},
+        messages = [{"role": "system", "content": "First.\nRules."}, {"role": "user", "content": "Go"},
                     {"role": "assistant", "content": "Well,", "reasoning_content": "Hm.", "tool_calls": call},
                     {"role": "tool", "tool_call_id": "c1", "content": "gone"}, {"role": "tool", "tool_call_id": "c2", "content": "seen"},
                     {"role": "user", "content": "On"}]

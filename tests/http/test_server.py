@@ -518,6 +518,30 @@ class Limits(WithServer):
             self.assertEqual(json.loads(text)["level"], "info")
 
 
+class Silence(WithServer):
+    options = ("--stream-keepalive", "0.3")
+
+    def test_comments(self):
+        """A stream that has nothing to say says so; its events stay as they are."""
+        plain = self.server.stream("/v1/completions", GREEDY)
+        for path, body in (("/v1/completions", GREEDY), ("/v1/chat/completions", CHAT), ("/v1/responses", {"input": "x", "max_output_tokens": 8})):
+            with self.subTest(path):
+                self.assertEqual(self.server.post("/pause_generation", {"mode": "in_place"})[0], 200)
+                with self.server.socket() as s:
+                    s.sendall(raw_request(path, {**body, "stream": True}, Connection="close"))
+                    data = read_until(s, b": keep-alive\n\n\r\n")
+                    self.assertNotIn(b"data: ", data)
+                    data = read_until(s, b": keep-alive\n\n\r\n")
+                    self.assertEqual(self.server.post("/continue_generation", {})[0], 200)
+                    while b"\r\n0\r\n" not in data:
+                        data += s.recv(65536)
+                self.assertIn(b"data: ", data)
+                if path == "/v1/completions":
+                    texts = [json.loads(line[6:])["choices"][0]["text"] for line in data.decode().split("\n")
+                             if line.startswith("data: {")]
+                    self.assertEqual(texts, [e["choices"][0]["text"] for e in plain[:-1]])
+
+
 class Disconnects(WithServer):
     options = ("--max-num-batched-tokens", "64")
 
@@ -680,8 +704,8 @@ class Drain(unittest.TestCase):
         out = []
         thread = in_background(self.read_stream, server, out)
         server.until_metric("num_requests_running", 1)
-        for _ in range(2):
-            server.process.send_signal(signal.SIGHUP)
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            server.process.send_signal(number)
             time.sleep(0.05)
         thread.join(60 * SLOW)
         self.assertEqual((len(out[0]), out[0][-1]), (901, "[DONE]"))

@@ -206,14 +206,14 @@ static int32_t sample_top_k(const struct sampler *s, const struct draw *d, const
     return draw_from_list(list, held, d->uniform);
 }
 
-static int32_t sample_whole(const struct sampler *s, const struct draw *d, const float *x, const float *next,
-                            struct scratch *c, struct pool *pool)
+static int32_t sample_whole(const struct sampler *s, const struct draw *d, const float *x, struct scratch *c,
+                            struct pool *pool)
 {
     const struct sampler_spread spread = {s->ops, pool};
     const struct sampler_glance glance = nucleus_glance(&c->work);
     bool look = d->top_p < 1 && nucleus_wants_sample(s->vocab);
     int at;
-    struct sampler_weights w = {.x = x, .n = s->vocab, .scale = d->scale, .least = d->min_p, .ask = next};
+    struct sampler_weights w = {.x = x, .n = s->vocab, .scale = d->scale, .least = d->min_p};
     w.max = sampler_spread_max(&spread, x, s->vocab, &at, look ? &glance : NULL);
     if (!isfinite(w.max))
         return -1;
@@ -294,15 +294,15 @@ static void change_logits(const struct sampler_ops *ops, const struct sampler_in
         apply_penalties(in->p, in->history, x);
 }
 
-static int32_t choose(const struct sampler *s, const struct draw *d, float *x, const float *next,
-                      struct scratch *c, struct pool *pool)
+static int32_t choose(const struct sampler *s, const struct draw *d, float *x, struct scratch *c,
+                      struct pool *pool)
 {
     if (d->scale == 0) {
         const struct sampler_spread spread = {s->ops, pool};
         int at;
         return isfinite(sampler_spread_max(&spread, x, s->vocab, &at, NULL)) ? at : -1;
     }
-    return d->top_k > 0 ? sample_top_k(s, d, x, c) : sample_whole(s, d, x, next, c, pool);
+    return d->top_k > 0 ? sample_top_k(s, d, x, c) : sample_whole(s, d, x, c, pool);
 }
 
 static struct draw draw_of(const struct params *p, int n_out)
@@ -338,7 +338,7 @@ bool sampler_draw(const struct sampler_input *in, int most_top_k, struct draw *o
 int32_t sampler_choose(struct sampler *s, int worker, const struct draw *d, float *logits)
 {
     ASSERT(worker >= 0 && worker < s->n_worker);
-    return choose(s, d, logits, NULL, &s->scratch[worker], NULL);
+    return choose(s, d, logits, &s->scratch[worker], NULL);
 }
 
 bool sampler_logprobs(struct sampler *s, int worker, const float *logits, int32_t token, int n,
@@ -376,7 +376,7 @@ int32_t sampler_row(struct sampler *s, int worker, const struct sampler_input *i
     int32_t token = params_forced_token(p, in->out, in->n_out);
     if (token < 0) {
         const struct draw d = draw_of(p, in->n_out);
-        token = choose(s, &d, x, in->next, c, in->pool);
+        token = choose(s, &d, x, c, in->pool);
     }
     if (token >= 0 && p->n_logprob >= 0 &&
         !sampler_logprobs(s, worker, in->logits, token, p->n_logprob, logprob))

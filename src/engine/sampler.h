@@ -35,7 +35,6 @@ struct sampler_input {
     const int32_t *out;            /* (n_out) the answer so far   */
     int n_out;
     float *logits;                 /* (vocab) may be overwritten */
-    const float *next;             /* (vocab) those that this thread samples then, or NULL: to be sent for */
     struct constraint *constraint; /* NULL: none */
     struct pool *pool;             /* NULL, or threads that have nothing else to do: passes are shared out */
 };

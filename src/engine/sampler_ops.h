@@ -21,7 +21,6 @@ struct sampler_weights {
     const float *x;
     int n;
     float max, scale, least;
-    const float *ask; /* (n) floats that are wanted next, or NULL: sent for while these weights are made */
 };
 
 /* By block: see weigh_band. */

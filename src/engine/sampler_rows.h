@@ -115,9 +115,7 @@ static int rows_count_before(const float *x, int n, int at)
 
 /* ---- weights ------------------------------------------------------------------------------------------ */
 
-/* ask: (n) floats that are sent for to the second cache meanwhile, or NULL. */
-static inline double rows_weigh_ask(const float *x, int n, float max, float scale, float least, float *e,
-                                    double *sum, const float *ask)
+static double rows_weigh(const float *x, int n, float max, float scale, float least, float *e, double *sum)
 {
     const lanes_f top = lanes_all(max), floor = lanes_all(least);
     const lanes_f factor = lanes_all(scale * 1.44269504f); /* 1 / ln 2 */
@@ -129,8 +127,6 @@ static inline double rows_weigh_ask(const float *x, int n, float max, float scal
             float tail[LANES_STEP], out[LANES_STEP];
             const float *from = rows_step(x, i, n, -INFINITY, tail);
             float *to = n - i >= LANES_STEP && e ? e + i : out;
-            if (ask)
-                __builtin_prefetch(ask + i, 0, 2);
             LANES_EACH(v)
             {
                 lanes_f w = lanes_exp2((lanes_load(from + v * LANES_WIDTH) - top) * factor);
@@ -147,11 +143,6 @@ static inline double rows_weigh_ask(const float *x, int n, float max, float scal
         total += block;
     }
     return total;
-}
-
-static double rows_weigh(const float *x, int n, float max, float scale, float least, float *e, double *sum)
-{
-    return rows_weigh_ask(x, n, max, scale, least, e, sum, NULL);
 }
 
 static double rows_mass_from(const float *w, int n, float bound)
@@ -240,9 +231,7 @@ static int rows_weigh_band(const struct sampler_weights *w, float low, float hig
     int held = 0;
     for (int begin = 0, b = 0; begin < w->n; begin += SAMPLER_BLOCK, b++) {
         int n = rows_end(begin, w->n) - begin;
-        const float *x = w->x + begin;
-        to->all[b] = w->ask ? rows_weigh_ask(x, n, w->max, w->scale, w->least, e, NULL, w->ask + begin)
-                            : rows_weigh_ask(x, n, w->max, w->scale, w->least, e, NULL, NULL);
+        to->all[b] = rows_weigh(w->x + begin, n, w->max, w->scale, w->least, e, NULL);
         to->held[b] = rows_band(e, n, low, high, out + held, &to->above[b]);
         held += to->held[b];
     }

@@ -37,7 +37,6 @@ static struct sampler_weights weights_of(const struct pass *p, int i)
     struct sampler_weights w = p->w;
     int begin = piece_at(p, i), most = p->piece * SAMPLER_BLOCK;
     w.x += begin;
-    w.ask = w.ask ? w.ask + begin : NULL;
     w.n = w.n - begin < most ? w.n - begin : most;
     return w;
 }

@@ -63,8 +63,8 @@ void step_sample_plan(struct step *s)
 }
 
 /* A row of logits, to score a token of a prompt or to sample the next one; by this thread, or with a pool's
- * help. It may go on with the row after it. */
-static void sample_row(struct step *s, int at, bool goes_on, int worker, struct pool *help)
+ * help. */
+static void sample_row(struct step *s, int at, int worker, struct pool *help)
 {
     int out = s->todo[at], item = s->out_owner[out];
     const struct sched_row *row = &s->sched.row[item];
@@ -74,31 +74,13 @@ static void sample_row(struct step *s, int at, bool goes_on, int worker, struct 
     }
     struct sampler_input in = input_of(s, row, out);
     in.pool = help;
-    in.next = goes_on ? logits_row(s, s->todo[at + 1]) : NULL;
     int32_t token = sampler_row(s->sampler, worker, &in, step_sample_logprob(s, item));
     s->sampled[item] = token >= 0 ? token : -2;
 }
 
 static void sample_item(void *arg, int at, int worker)
 {
-    sample_row(arg, at, false, worker, NULL);
-}
-
-/* Two rows after each other: other threads made the logits, and those of the second come from their caches
- * while the first is worked on. */
-static void sample_pair(void *arg, int item, int worker)
-{
-    struct step *s = arg;
-    int at = 2 * item, n = s->n_todo - at < 2 ? 1 : 2;
-    for (int i = 0; i < n; i++)
-        sample_row(s, at + i, i + 1 < n, worker, NULL);
-}
-
-/* Whether n threads have as much to do, at most, with n_row rows in pairs as with single ones. */
-static bool pairs_fit(int n_row, int n)
-{
-    int pairs = (n_row + 1) / 2;
-    return 2 * ((pairs + n - 1) / n) <= (n_row + n - 1) / n;
+    sample_row(arg, at, worker, NULL);
 }
 
 void step_sample_run(struct step *s, int n_out)
@@ -110,14 +92,12 @@ void step_sample_run(struct step *s, int n_out)
     /* One row: its passes over all logits are shared out. Several: the rows are, since much of a row (top_k,
      * log probabilities, constraints) is one thread's work. */
     if (pool && s->n_todo == 1 && s->runner.vocab >= LONG_ROW)
-        sample_row(s, 0, false, 0, pool);
-    else if (pool && s->runner.vocab >= LONG_ROW && pairs_fit(s->n_todo, pool_size(pool)))
-        pool_run(pool, (s->n_todo + 1) / 2, sample_pair, s);
+        sample_row(s, 0, 0, pool);
     else if (pool)
         pool_run(pool, s->n_todo, sample_item, s);
     else
         for (int i = 0; i < s->n_todo; i++)
-            sample_row(s, i, false, 0, NULL);
+            sample_row(s, i, 0, NULL);
     for (int i = 0; i < s->sched.n_row; i++)
         if (atomic_load_explicit(&s->unscorable[i], memory_order_relaxed))
             s->sampled[i] = -2;

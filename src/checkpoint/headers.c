@@ -11,8 +11,9 @@
 #include "base/file.h"
 #include "base/mem.h"
 
-#define THREADS 8                    /* at most */
-#define MOST    ((uint64_t)32 << 20) /* bytes of headers under way: JSON takes some 30 for each of them */
+#define THREADS 8 /* at most */
+#define MOST \
+    ((uint64_t)32 << 20) /* bytes of headers under way: JSON that is read whole takes some 30 for each */
 
 enum state { WAITING, BEGUN, DONE, TAKEN };
 

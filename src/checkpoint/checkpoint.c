@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/arena.h"
+#include "base/crew.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -59,9 +60,19 @@ static enum nyb_code check_duplicates(const struct ckpt *c, struct nyb_err *err)
     return NYB_OK;
 }
 
-/* Every tensor that the index names must be in the file where it says. */
-static enum nyb_code check_weight_map(const struct ckpt *c, const json_t *map, struct nyb_err *err)
+/* ---- the index ----------------------------------------------------------------------------------- */
+
+struct map_check {
+    const struct ckpt *c;
+    const struct index_set *set;
+    atomic_uchar *seen; /* (n_tensor) */
+    atomic_bool failed;
+};
+
+/* Every tensor that the index names must be in the file where it says, and be named once. */
+static enum nyb_code check_map(struct map_check *m, const json_t *map, struct nyb_err *err)
 {
+    const struct ckpt *c = m->c;
     const char *key;
     json_t *value;
 
@@ -77,8 +88,34 @@ static enum nyb_code check_weight_map(const struct ckpt *c, const json_t *map, s
         if (strcmp(strrchr(path, '/') + 1, shard))
             return err_at(err, NYB_E_FORMAT, key, -1, "%s places this tensor in '%s', but it is in %s",
                           INDEX_FILE_NAME, shard, path);
+        if (atomic_exchange_explicit(&m->seen[t - c->tensor], 1, memory_order_relaxed))
+            return err_at(err, NYB_E_FORMAT, key, -1, "%s is not valid JSON: duplicate object key",
+                          INDEX_FILE_NAME);
     }
     return NYB_OK;
+}
+
+static void check_part(void *arg, int i)
+{
+    struct map_check *m = arg;
+    if (check_map(m, m->set->map[i], NULL) != NYB_OK)
+        atomic_store(&m->failed, true);
+}
+
+static enum nyb_code check_index(const struct ckpt *c, const struct index_set *set, int n_thread,
+                                 struct nyb_err *err)
+{
+    struct map_check m = {.c = c, .set = set};
+    m.seen = mem_alloc((size_t)c->n_tensor, sizeof *m.seen);
+    crew_run(set->n_map, n_thread, check_part, &m);
+    enum nyb_code code = NYB_OK;
+    if (atomic_load(&m.failed)) { /* once more, for the first error */
+        memset(m.seen, 0, (size_t)c->n_tensor * sizeof *m.seen);
+        for (int i = 0; code == NYB_OK && i < set->n_map; i++)
+            code = check_map(&m, set->map[i], err);
+    }
+    free(m.seen);
+    return code;
 }
 
 static enum nyb_code sort_tensors(struct ckpt *c, struct nyb_err *err)
@@ -89,7 +126,7 @@ static enum nyb_code sort_tensors(struct ckpt *c, struct nyb_err *err)
     return check_duplicates(c, err);
 }
 
-static enum nyb_code open_all(struct ckpt *c, struct headers *h, const struct index_set *set,
+static enum nyb_code open_all(struct ckpt *c, struct headers *h, const struct index_set *set, int n_thread,
                               struct nyb_err *err)
 {
     c->file = mem_alloc((size_t)set->n_file, sizeof *c->file);
@@ -99,7 +136,7 @@ static enum nyb_code open_all(struct ckpt *c, struct headers *h, const struct in
         TRY(add_tensors(c, h, i, err));
     }
     TRY(sort_tensors(c, err));
-    return set->weight_map ? check_weight_map(c, set->weight_map, err) : NYB_OK;
+    return set->n_map > 0 ? check_index(c, set, n_thread, err) : NYB_OK;
 }
 
 static struct ckpt *make(const char *folder)
@@ -140,9 +177,9 @@ enum nyb_code ckpt_open(struct ckpt **out, const char *folder, int n_thread, str
     *out = NULL;
     index_guess(&likely, folder);
     headers_start(&h, folder, &likely, n_thread);
-    enum nyb_code code = index_read(&set, folder, err);
+    enum nyb_code code = index_read(&set, folder, n_thread, err);
     if (code == NYB_OK) {
-        code = open_all(c, h, &set, err);
+        code = open_all(c, h, &set, n_thread, err);
         index_free(&set);
     }
     headers_stop(h);

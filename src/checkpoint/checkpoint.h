@@ -48,7 +48,7 @@ enum nyb_code ckpt_resolve(char **folder, const char *name_or_path, struct nyb_e
 #define CKPT_THREADS 8 /* for whoever has the machine to itself while it opens one */
 
 /* Single file, sharded with model.safetensors.index.json, or several *.safetensors without an index. Headers
- * are parsed by at most n_thread threads beside the caller (0: by the caller). */
+ * are parsed by at most n_thread threads beside the caller (0: by the caller), and an index by as many. */
 enum nyb_code ckpt_open(struct ckpt **out, const char *folder, int n_thread,
                         struct nyb_err *err) NYB_MUST_CHECK;
 /* One safetensors file that is already open, and from now on the checkpoint's. `name` stands for it in

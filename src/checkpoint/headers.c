@@ -11,8 +11,9 @@
 #include "base/file.h"
 #include "base/mem.h"
 
-#define THREADS 8                    /* at most */
-#define MOST    ((uint64_t)32 << 20) /* bytes of headers under way: JSON takes some 30 for each of them */
+#define THREADS 8 /* at most */
+#define MOST \
+    ((uint64_t)32 << 20) /* bytes of headers under way: JSON that is read whole takes some 30 for each */
 
 enum state { WAITING, BEGUN, DONE, TAKEN };
 
@@ -26,6 +27,7 @@ struct header {
 
 struct headers {
     int n, next;
+    int n_beside;          /* threads that each header has beside the one that reads it */
     uint64_t under_way;    /* bytes of headers that are being parsed */
     struct header *header; /* (n) */
     pthread_mutex_t lock;  /* guards the above and states; what is DONE is nobody's until it is TAKEN */
@@ -51,10 +53,11 @@ static enum nyb_code open_file(struct ckpt_file *f, struct nyb_err *err)
     return NYB_OK;
 }
 
-static enum nyb_code read_header(struct ckpt_file *f, struct safetensors *st, struct nyb_err *err)
+static enum nyb_code read_header(struct ckpt_file *f, struct safetensors *st, int n_thread,
+                                 struct nyb_err *err)
 {
     TRY(open_file(f, err));
-    return safetensors_read(st, f->fd, f->path, f->size, err);
+    return safetensors_read(st, f->fd, f->path, f->size, n_thread, err);
 }
 
 /* Locked on entry and on exit. Long headers wait for others, so that the memory of many is not needed at
@@ -71,7 +74,7 @@ static void do_header(struct headers *h, struct header *one)
     h->under_way += bytes;
     pthread_mutex_unlock(&h->lock);
     if (one->code == NYB_OK)
-        one->code = safetensors_read(&one->st, one->file.fd, one->file.path, one->file.size, &one->err);
+        one->code = read_header(&one->file, &one->st, h->n_beside, &one->err);
     pthread_mutex_lock(&h->lock);
     h->under_way -= bytes;
     one->state = DONE;
@@ -95,6 +98,7 @@ void headers_start(struct headers **out, const char *folder, const struct index_
 {
     struct headers *h = mem_alloc(1, sizeof(*h));
     h->n = set->n_file;
+    h->n_beside = h->n > 0 && n_thread > h->n ? n_thread / h->n - 1 : 0;
     h->header = mem_alloc((size_t)h->n + 1, sizeof(*h->header));
     for (int i = 0; i < h->n; i++)
         h->header[i].file = (struct ckpt_file){.path = path_join(folder, set->file[i]), .fd = -1};
@@ -114,7 +118,7 @@ enum nyb_code headers_take(struct headers *h, struct ckpt_file *file, struct saf
     for (int i = 0; i < h->n && !one; i++)
         one = strcmp(h->header[i].file.path, file->path) == 0 ? &h->header[i] : NULL;
     if (!one || file->fd >= 0)
-        return read_header(file, st, err);
+        return read_header(file, st, h->n_beside, err);
     pthread_mutex_lock(&h->lock);
     if (one->state == WAITING)
         do_header(h, one);

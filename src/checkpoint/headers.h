@@ -1,6 +1,6 @@
-/* Headers of a checkpoint's files, read and parsed by threads of their own: that is JSON of several
- * megabytes, a tenth of a second each. It begins before the index, which is as long as all of them together,
- * has been parsed, with the files that it will most likely name. */
+/* Headers of a checkpoint's files, read and parsed by threads of their own, a header by several if there are
+ * more of them than files: that is JSON of several megabytes, some 50 ms each. It begins before the index,
+ * which is as long as all of them together, has been parsed, with the files that it will most likely name. */
 #ifndef NYB_CHECKPOINT_HEADERS_H
 #define NYB_CHECKPOINT_HEADERS_H
 

@@ -1,11 +1,15 @@
 #include "checkpoint/safetensors.h"
 
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <xxhash.h>
 
+#include "base/crew.h"
 #include "base/file.h"
+#include "base/json_split.h"
 #include "base/mem.h"
 
 /* What a failing check needs to say where it failed. */
@@ -17,6 +21,7 @@ struct parse {
 };
 
 #define LFS_SEEN     32 /* bytes that tell a pointer of Git LFS */
+#define METADATA     "__metadata__"
 #define FAIL(p, ...) err_at((p)->err, NYB_E_FORMAT, (p)->path, -1, __VA_ARGS__)
 
 static enum nyb_code parse_shape(const struct parse *p, struct ckpt_tensor *t, const json_t *shape)
@@ -141,7 +146,8 @@ static enum nyb_code check_layout(const struct parse *p, struct safetensors *st)
     return NYB_OK;
 }
 
-static enum nyb_code parse_root(const struct parse *p, struct safetensors *st, json_t *root)
+/* The tensors of a header, or of a part of it. */
+static enum nyb_code parse_tensors(const struct parse *p, struct safetensors *st, json_t *root)
 {
     const char *key;
     json_t *value;
@@ -162,7 +168,7 @@ static enum nyb_code parse_root(const struct parse *p, struct safetensors *st, j
     char *name = st->names;
     json_object_foreach(root, key, value)
     {
-        if (!strcmp(key, "__metadata__")) {
+        if (!strcmp(key, METADATA)) {
             TRY(check_metadata(p, value));
             continue;
         }
@@ -171,21 +177,119 @@ static enum nyb_code parse_root(const struct parse *p, struct safetensors *st, j
         name += strlen(key) + 1;
         TRY(parse_tensor(p, t, value));
     }
-    return check_layout(p, st);
+    st->name_bytes = (size_t)(name - st->names);
+    return NYB_OK;
+}
+
+/* ---- headers in pieces --------------------------------------------------------------------------- */
+
+struct pieces {
+    const struct parse *parse;
+    struct json_split split;
+    struct safetensors *st; /* (split.n) */
+    atomic_int n_metadata;
+    atomic_bool failed;
+};
+
+static void parse_piece(void *arg, int i)
+{
+    struct pieces *s = arg;
+    json_t *root = atomic_load(&s->failed) ? NULL : json_split_read(&s->split, i);
+    if (json_object_get(root, METADATA))
+        atomic_fetch_add(&s->n_metadata, 1);
+    if (!root || parse_tensors(s->parse, &s->st[i], root) != NYB_OK)
+        atomic_store(&s->failed, true);
+    json_decref(root);
+}
+
+/* Two tensors of one name: which JSON does not allow. */
+static bool any_twice(const struct safetensors *st)
+{
+    size_t n = 16;
+    while (n < 2 * (size_t)st->n_tensor)
+        n *= 2;
+    int *seat = mem_try_alloc(n, sizeof *seat); /* a tensor's number + 1 */
+    bool twice = !seat;
+    for (int i = 0; !twice && i < st->n_tensor; i++) {
+        const char *name = st->tensor[i].name;
+        size_t at = XXH3_64bits(name, strlen(name)) % n;
+        for (; seat[at] && !twice; at = (at + 1) % n)
+            twice = !strcmp(st->tensor[seat[at] - 1].name, name);
+        seat[at] = i + 1;
+    }
+    free(seat);
+    return twice;
+}
+
+/* Of the pieces, in order. */
+static bool join(struct safetensors *st, const struct pieces *s)
+{
+    size_t n_tensor = 0, name_bytes = 0;
+    for (int i = 0; i < s->split.n; i++) {
+        n_tensor += (size_t)s->st[i].n_tensor;
+        name_bytes += s->st[i].name_bytes;
+    }
+    if (n_tensor > INT_MAX / 4)
+        return false;
+    st->tensor = mem_try_alloc(n_tensor + 1, sizeof *st->tensor);
+    st->names = mem_try_alloc(name_bytes + 1, 1);
+    if (!st->tensor || !st->names)
+        return false;
+    for (int i = 0; i < s->split.n; i++) {
+        const struct safetensors *part = &s->st[i];
+        char *names = st->names + st->name_bytes;
+        memcpy(names, part->names, part->name_bytes);
+        for (int t = 0; t < part->n_tensor; t++) {
+            struct ckpt_tensor *to = &st->tensor[st->n_tensor++];
+            *to = part->tensor[t];
+            to->name = names + (part->tensor[t].name - part->names);
+        }
+        st->name_bytes += part->name_bytes;
+    }
+    return !any_twice(st);
+}
+
+/* False where the header is short, or has to be read whole for its error. */
+static bool parse_pieces(const struct parse *p, struct safetensors *st, const char *json, size_t len,
+                         int n_thread)
+{
+    struct pieces s = {.parse = p};
+    if (len < 2 * JSON_SPLIT_BYTES || !json_split(&s.split, json, len, JSON_SPLIT_BYTES))
+        return false;
+    s.st = mem_alloc((size_t)s.split.n, sizeof *s.st);
+    crew_run(s.split.n, n_thread, parse_piece, &s);
+    bool ok = !atomic_load(&s.failed) && atomic_load(&s.n_metadata) <= 1 && join(st, &s);
+    for (int i = 0; i < s.split.n; i++)
+        safetensors_free(&s.st[i]);
+    free(s.st);
+    json_split_free(&s.split);
+    if (!ok)
+        safetensors_free(st);
+    return ok;
+}
+
+static enum nyb_code parse_whole(const struct parse *p, struct safetensors *st, const char *json, size_t len)
+{
+    json_t *root = NULL;
+    enum nyb_code code = json_parse(&root, json, len, p->path, p->err);
+    if (code == NYB_OK)
+        code = parse_tensors(p, st, root);
+    json_decref(root);
+    return code;
 }
 
 enum nyb_code safetensors_parse(struct safetensors *st, const char *json, size_t len, uint64_t data_bytes,
-                                const char *path, struct nyb_err *err)
+                                const char *path, int n_thread, struct nyb_err *err)
 {
-    struct parse p = {path, 8 + (uint64_t)len, data_bytes, err};
-    json_t *root = NULL;
-    enum nyb_code code;
+    struct parse p = {path, 8 + (uint64_t)len, data_bytes, err}, quiet = p;
+    enum nyb_code code = NYB_OK;
 
     *st = (struct safetensors){0};
-    code = json_parse(&root, json, len, path, err);
+    quiet.err = NULL;
+    if (!parse_pieces(&quiet, st, json, len, n_thread))
+        code = parse_whole(&p, st, json, len);
     if (code == NYB_OK)
-        code = parse_root(&p, st, root);
-    json_decref(root);
+        code = check_layout(&p, st);
     if (code != NYB_OK)
         safetensors_free(st);
     return code;
@@ -208,7 +312,7 @@ uint64_t safetensors_header_bytes(int fd)
     return n <= SAFETENSORS_HEADER_MAX ? n : 0;
 }
 
-enum nyb_code safetensors_read(struct safetensors *st, int fd, const char *path, uint64_t size,
+enum nyb_code safetensors_read(struct safetensors *st, int fd, const char *path, uint64_t size, int n_thread,
                                struct nyb_err *err)
 {
     uint8_t raw[8], start[LFS_SEEN];
@@ -239,7 +343,7 @@ enum nyb_code safetensors_read(struct safetensors *st, int fd, const char *path,
                       (unsigned long long)len);
     enum nyb_code code = file_read_at(fd, path, sizeof raw, json, (size_t)len, err);
     if (code == NYB_OK)
-        code = safetensors_parse(st, json, (size_t)len, size - sizeof raw - len, path, err);
+        code = safetensors_parse(st, json, (size_t)len, size - sizeof raw - len, path, n_thread, err);
     free(json);
     return code;
 }

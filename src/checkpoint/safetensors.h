@@ -13,17 +13,19 @@ struct safetensors {
     struct ckpt_tensor *tensor; /* in file order; names point into `names` */
     int n_tensor;
     char *names;
+    size_t name_bytes;
 };
 
 /* Bytes that the header of an open file claims; 0: unreadable, or more than there may be. */
 uint64_t safetensors_header_bytes(int fd);
 
-/* The header of an open file of `size` bytes. `path` is for messages. */
-enum nyb_code safetensors_read(struct safetensors *st, int fd, const char *path, uint64_t size,
+/* The header of an open file of `size` bytes, parsed by at most n_thread threads beside the caller. `path` is
+ * for messages. */
+enum nyb_code safetensors_read(struct safetensors *st, int fd, const char *path, uint64_t size, int n_thread,
                                struct nyb_err *err) NYB_MUST_CHECK;
 /* The same from memory: json is the header text, data_bytes what follows it in the file. */
 enum nyb_code safetensors_parse(struct safetensors *st, const char *json, size_t len, uint64_t data_bytes,
-                                const char *path, struct nyb_err *err) NYB_MUST_CHECK;
+                                const char *path, int n_thread, struct nyb_err *err) NYB_MUST_CHECK;
 void safetensors_free(struct safetensors *st);
 
 #endif

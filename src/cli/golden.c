@@ -77,7 +77,7 @@ static enum nyb_code read_safetensors(struct golden *g, char *path, struct nyb_e
         close(t.fd);
         return err_at(err, NYB_E_IO, path, -1, "is not a regular file");
     }
-    enum nyb_code code = safetensors_read(&t.st, t.fd, path, (uint64_t)st.st_size, err);
+    enum nyb_code code = safetensors_read(&t.st, t.fd, path, (uint64_t)st.st_size, 0, err);
     if (code == NYB_OK) {
         code = read_all(g, &t, err);
         safetensors_free(&t.st);

@@ -147,7 +147,7 @@ static enum nyb_code open_folder(struct folder *f, const char *path, struct nyb_
     TRY(quant_parse(&f->quant, f->hf.root, path, err));
     TRY(ckpt_open(&f->ckpt, path, 0, err));
     weights_declare(&f->weights, &f->config, weights_own_head(&f->config, f->ckpt));
-    TRY(source_resolve(&f->weights.slots, f->ckpt, f->quant, err));
+    TRY(source_resolve(&f->weights.slots, f->ckpt, f->quant, NULL, err));
     int n = f->config.n_layer;
     f->kv_scale = mem_alloc(2 * (size_t)n, sizeof(float));
     for (int i = 0; i < 2 * n; i++)

@@ -90,7 +90,7 @@ static enum nyb_code open_weights(struct model *m, const struct model_options *o
     struct weights *w = &m->weights;
     weights_declare(w, &m->config, weights_own_head(&m->config, c));
     if (c) {
-        TRY(source_resolve(&w->slots, c, m->quant, err));
+        TRY(source_resolve(&w->slots, c, m->quant, m->pool, err));
         TRY(read_kv_scales(m, c, err));
     } else {
         TRY(source_resolve_dummy(&w->slots, m->quant, err));

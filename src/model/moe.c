@@ -7,6 +7,9 @@
 /* Of intermediate rows: long prompts go through the experts in pieces of this. Smaller pieces give an expert
  * so few rows that decoding its weights shows: 2048 tokens of most models should be one. */
 #define CHUNK_BYTES (400u << 20)
+/* So many rows are routed where they lie: a copy, whose rows do not meet in one cache set, costs another run
+ * of the pool. */
+#define IN_PLACE 64
 
 static const struct layer_weights *weights_of(const struct micro_batch *mb)
 {
@@ -22,7 +25,8 @@ static const float *router_logits(struct micro_batch *mb)
     const struct weight *router = &weights_of(mb)->router;
     struct operand x;
     float *logits = arena_alloc(&mb->scratch, (size_t)mb->n_tok * (size_t)router->n, sizeof(float));
-    gemm_prepare(p->pool, &mb->scratch, COMPUTE_STRICT, mb->norm, mb->n_tok, router->k, &x);
+    if (mb->n_tok > IN_PLACE || !gemm_operand_floats(mb->norm, mb->n_tok, router->k, &x))
+        gemm_prepare(p->pool, &mb->scratch, COMPUTE_STRICT, mb->norm, mb->n_tok, router->k, &x);
     const struct gemm_job job = {.w = router, .x = &x, .m = mb->n_tok, .y = logits, .ldy = router->n};
     gemm_run(p->pool, &mb->scratch, COMPUTE_STRICT, &job, 1);
     return logits;

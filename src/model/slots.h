@@ -12,6 +12,7 @@
 #include "model/pages.h"
 
 struct origin;
+struct pool;
 struct device_place;
 
 enum slot_kind { SLOT_MATRIX, SLOT_VECTOR };
@@ -60,8 +61,9 @@ void slots_mark_near(struct slots *s, size_t last_cache);
 
 /* ---- source.c: what fills them ------------------------------------------------------------------- */
 
-/* Find every slot in the checkpoint; all that is missing is named in one error. */
-enum nyb_code source_resolve(struct slots *s, struct ckpt *c, const struct quant *q,
+/* Find every slot in the checkpoint, by the pool's threads where there is one; all that is missing is named
+ * in one error. */
+enum nyb_code source_resolve(struct slots *s, struct ckpt *c, const struct quant *q, struct pool *pool,
                              struct nyb_err *err) NYB_MUST_CHECK;
 /* The same for one slot. */
 enum nyb_code source_resolve_slot(struct slot *s, struct ckpt *c, const struct quant *q,

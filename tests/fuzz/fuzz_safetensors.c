@@ -14,7 +14,7 @@ static void parse_header(const uint8_t *data, size_t size, uint64_t data_bytes)
     struct nyb_err err;
     uint64_t end = 8 + (uint64_t)size;
 
-    if (safetensors_parse(&st, (const char *)data, size, data_bytes, "fuzz", &err) != NYB_OK)
+    if (safetensors_parse(&st, (const char *)data, size, data_bytes, "fuzz", 0, &err) != NYB_OK)
         return;
     for (int i = 0; i < st.n_tensor; i++) { /* what every caller relies on */
         ASSERT(st.tensor[i].dtype < DTYPE_COUNT && st.tensor[i].n_dim <= CKPT_MAX_DIM);
@@ -33,7 +33,7 @@ static void read_file(const uint8_t *data, size_t size)
     int fd = memfd_create("fuzz", MFD_CLOEXEC);
 
     if (fd >= 0 && write(fd, data, size) == (ssize_t)size &&
-        safetensors_read(&st, fd, "fuzz", size, &err) == NYB_OK)
+        safetensors_read(&st, fd, "fuzz", size, 0, &err) == NYB_OK)
         safetensors_free(&st);
     if (fd >= 0)
         close(fd);

@@ -86,7 +86,7 @@ static inline void golden_open(struct golden_data *g, const char *folder)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     assert_true(fd >= 0);
     struct safetensors st;
-    golden_must(safetensors_read(&st, fd, path, (uint64_t)lseek(fd, 0, SEEK_END), &err), &err);
+    golden_must(safetensors_read(&st, fd, path, (uint64_t)lseek(fd, 0, SEEK_END), 0, &err), &err);
     g->logits = golden_tensor(&st, fd, "logits", g->prompt.n, &g->vocab);
     g->logits_w4a4 = golden_tensor(&st, fd, "logits_w4a4", g->prompt.n, &g->vocab);
     g->state = mem_alloc((size_t)st.n_tensor, sizeof(*g->state));

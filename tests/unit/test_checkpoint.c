@@ -509,6 +509,101 @@ static void test_ckpt_many_files_at_once(void **state)
     folder_drop(d);
 }
 
+/* ---- headers and indexes that are read in pieces ------------------------------------------------- */
+
+enum { N_LONG = 2000 }; /* members: 200 KB of header, 130 of index */
+
+/* Tensor i of N_LONG, of one byte; the one numbered `odd` as it is given. */
+static void write_long_header(const char *d, int odd, const char *member)
+{
+    struct buf header = {0};
+    buf_add_str(&header, "{\"__metadata__\":{\"format\":\"pt\"}");
+    for (int i = 0; i < N_LONG; i++)
+        if (i == odd)
+            buf_printf(&header, ",%s", member);
+        else
+            buf_printf(
+                &header,
+                ",\"model.layers.%d.weight\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}", i, i,
+                i + 1);
+    buf_add_byte(&header, '}');
+    folder_write_raw(d, "model-1.safetensors", header.len, header.data, N_LONG);
+    buf_free(&header);
+}
+
+static void write_long_index(const char *d, int odd, const char *member)
+{
+    struct buf index = {0};
+    buf_add_str(&index, "{\"metadata\":{\"total_size\":2000},\"weight_map\":{");
+    for (int i = 0; i < N_LONG; i++)
+        if (i == odd)
+            buf_printf(&index, "%s%s", i ? "," : "", member);
+        else
+            buf_printf(&index, "%s\"model.layers.%d.weight\":\"model-1.safetensors\"", i ? "," : "", i);
+    buf_add_str(&index, "}}");
+    folder_write_text(d, "model.safetensors.index.json", index.data);
+    buf_free(&index);
+}
+
+static void expect_long(const char *d)
+{
+    struct ckpt *c = open_good(d);
+    assert_int_equal(c->n_tensor, N_LONG);
+    for (int i = 0; i < N_LONG; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "model.layers.%d.weight", i);
+        const struct ckpt_tensor *t = ckpt_find(c, name);
+        assert_non_null(t);
+        assert_int_equal(t->bytes, 1);
+        assert_int_equal(t->offset - ckpt_find(c, "model.layers.0.weight")->offset, i);
+    }
+    ckpt_close(c);
+}
+
+static void test_ckpt_long_header(void **state)
+{
+    (void)state;
+    char *d = folder_make();
+    write_long_header(d, -1, NULL);
+    expect_long(d);
+    write_long_header(
+        d, 1990, "\"model.layers.3.weight\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1990,1991]}");
+    EXPECT_ERROR(d, NYB_E_FORMAT, "model-1.safetensors", "duplicate");
+    write_long_header(d, 1990, "\"__metadata__\":{}");
+    EXPECT_ERROR(d, NYB_E_FORMAT, "model-1.safetensors", "duplicate");
+    write_long_header(d, 1500, "\"x\":{\"dtype\":\"U7\",\"shape\":[1],\"data_offsets\":[1500,1501]}");
+    EXPECT_ERROR(d, NYB_E_UNSUPPORTED, "model-1.safetensors", "'x' has dtype 'U7'");
+    write_long_header(d, 1500, "\"x\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1499,1500]}");
+    EXPECT_ERROR(d, NYB_E_FORMAT, "model-1.safetensors", "overlap");
+    write_long_header(d, 1500, "\"x\":{\"dtype\":\"U8\",\"shape\":[1]]");
+    EXPECT_ERROR(d, NYB_E_FORMAT, "model-1.safetensors", "not valid JSON", "at byte");
+    folder_drop(d);
+}
+
+static void test_ckpt_long_index(void **state)
+{
+    (void)state;
+    static const char index[] = "model.safetensors.index.json";
+    char *d = folder_make();
+    write_long_header(d, -1, NULL);
+    write_long_index(d, -1, NULL);
+    expect_long(d);
+    write_long_index(d, 1999, "\"model.layers.0.weight\":\"model-1.safetensors\"");
+    EXPECT_ERROR(d, NYB_E_FORMAT, index, "duplicate");
+    write_long_index(d, 1200, "\"a\":\"model-1.safetensors\"");
+    EXPECT_ERROR(d, NYB_E_FORMAT, "a:", "no file");
+    write_shard(d, "model-2.safetensors", "b");
+    write_long_index(d, 1200, "\"model.layers.1200.weight\":\"model-2.safetensors\"");
+    EXPECT_ERROR(d, NYB_E_FORMAT, "model.layers.1200.weight:", "'model-2.safetensors', but it is in");
+    write_long_index(d, 1200, "\"a\":\"model-3.safetensors\"");
+    EXPECT_ERROR(d, NYB_E_NOT_FOUND, "model-3.safetensors");
+    write_long_index(d, 1200, "\"a\":\"../model-1.safetensors\"");
+    EXPECT_ERROR(d, NYB_E_FORMAT, index, "without a path");
+    write_long_index(d, 1200, "\"a\":7,");
+    EXPECT_ERROR(d, NYB_E_FORMAT, index, "not valid JSON", "at byte");
+    folder_drop(d);
+}
+
 /* A header as large as those of the biggest models must not take long: nothing in it may be quadratic. */
 static void test_ckpt_hundred_thousand_tensors(void **state)
 {
@@ -570,6 +665,8 @@ int main(void)
         cmocka_unit_test(test_ckpt_searches_every_cache_variable),
         cmocka_unit_test(test_ckpt_resolve_is_picky_about_names),
         cmocka_unit_test(test_ckpt_many_files_at_once),
+        cmocka_unit_test(test_ckpt_long_header),
+        cmocka_unit_test(test_ckpt_long_index),
         cmocka_unit_test(test_ckpt_hundred_thousand_tensors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

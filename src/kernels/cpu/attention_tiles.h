@@ -166,13 +166,18 @@ INLINE void score_walk(const struct attend *a, const struct chunk *c, int i, int
             TILE_DPBF16(0, 4, 6);
             if (P == 2)
                 TILE_DPBF16(1, 4, 7);
+            TILE_ZERO(4); /* as soon as nobody reads it any more: see block_folded_amx.h */
             if (H == 2) {
                 TILE_LOAD(5, from + row, line);
                 TILE_DPBF16(2, 5, 6);
                 if (P == 2)
                     TILE_DPBF16(3, 5, 7);
+                TILE_ZERO(5);
             }
         }
+        TILE_ZERO(6);
+        if (P == 2)
+            TILE_ZERO(7);
     }
     TILE_STORE(0, SCORE_TILE(a, i, block), line);
     if (P == 2)

@@ -121,12 +121,18 @@ INLINE void value_walk(const struct attend *a, int i, size_t c, int kt, int n, c
             TILE_LOAD(7, VALUE_TILE(a, c + 1, kt), line);
             TILE_DPBF16(1, 4, 7);
         }
+        TILE_ZERO(4);
         if (H == 2) {
             TILE_LOAD(5, PROB_TILE(a, i + 1, kt), line);
             TILE_DPBF16(2, 5, 6);
-            if (P == 2)
-                TILE_DPBF16(3, 5, 7);
         }
+        TILE_ZERO(6);
+        if (H == 2 && P == 2)
+            TILE_DPBF16(3, 5, 7);
+        if (H == 2)
+            TILE_ZERO(5);
+        if (P == 2)
+            TILE_ZERO(7);
     }
     TILE_STORE(0, acc, stride);
     if (P == 2)

@@ -9,6 +9,11 @@
  * one row would. Each output is one chain: for each 32 k, the products of even k and those of odd k in two
  * chains of fma from zero; then sum += even + odd.
  *
+ * Tiles are zeroed as soon as nobody reads them any more. A core that runs a second thread has so few tiles
+ * besides the architecture's eight that a load waits for products before it to retire where all eight hold
+ * something; a tile that is zeroed holds nothing. So there are few in use at any time: sums, one of x and one
+ * or two of weights.
+ *
  * What is expanded is 2^-108 of the weight (folding is done in fp16 and its exponent is taken over as it is),
  * and rows of x come times 2^64, so that products stay clear of subnormals, which the unit drops. */
 #ifndef NYB_KERNELS_CPU_BLOCK_FOLDED_AMX_H
@@ -133,9 +138,9 @@ INLINE void folded_few(const struct gemm_block *b, const int P)
     walk_close(b->sum, 1, P);
 }
 
-/* ---- more rows: a panel at a time -------------------------------------------------------------- */
+/* ---- more rows ----------------------------------------------------------------------------------- */
 
-/* Tiles 0 .. 3: sums of up to 64 rows; 4, 5: x, of two times 16 rows in turn; 6, 7: the panel, in turn. */
+/* Tiles 0 .. 3: sums; 4: x; 6, 7: weights. */
 static inline void folded_configure(struct tile_config *c)
 {
     *c = (struct tile_config){.palette = 1};
@@ -145,32 +150,28 @@ static inline void folded_configure(struct tile_config *c)
     }
 }
 
-#define FOLDED_LOAD_X(tile, i, h) TILE_LOAD(tile, x[i] + (size_t)(h) * (TILE_ROW * TILE_K), line)
-#define FOLDED_LOAD_W(tile, h)    TILE_LOAD(tile, folded_tile(&w, h), line)
+#define FOLDED_LOAD_X(i, h) TILE_LOAD(4, x[i] + (size_t)(h) * (TILE_ROW * TILE_K), line)
 
-/* Tile h, number z of its step, whose weights are in `now` and whose first x are in 4 and 5; what h + 1
- * begins with is loaded once the step to come has been expanded that far. */
-#define FOLDED_TURN(h, z, now, then)                                      \
-    do {                                                                  \
-        TILE_DPBF16(0, 4, now);                                           \
-        folded_share(&w, step + FOLDED_AHEAD_MANY, (z)*H, 2 * H);         \
-        TILE_DPBF16(1, 5, now);                                           \
-        folded_share(&w, step + FOLDED_AHEAD_MANY, (z)*H + 1, 2 * H);     \
-        if (H > 2) {                                                      \
-            FOLDED_LOAD_X(4, 2, h);                                       \
-            TILE_DPBF16(2, 4, now);                                       \
-            folded_share(&w, step + FOLDED_AHEAD_MANY, (z)*H + 2, 2 * H); \
-        }                                                                 \
-        if (H > 3) {                                                      \
-            FOLDED_LOAD_X(5, 3, h);                                       \
-            TILE_DPBF16(3, 5, now);                                       \
-            folded_share(&w, step + FOLDED_AHEAD_MANY, (z)*H + 3, 2 * H); \
-        }                                                                 \
-        if ((h) + 1 < n_tile) {                                           \
-            FOLDED_LOAD_X(4, 0, (h) + 1);                                 \
-            FOLDED_LOAD_X(5, 1, (h) + 1);                                 \
-            FOLDED_LOAD_W(then, (h) + 1);                                 \
-        }                                                                 \
+/* Row tile i of the panel, whose tile h, number z of its step, is in 6. */
+#define FOLDED_ROW(i, h, z)                                             \
+    do {                                                                \
+        FOLDED_LOAD_X(i, h);                                            \
+        TILE_DPBF16(i, 4, 6);                                           \
+        TILE_ZERO(4);                                                   \
+        if ((i) + 1 == H)                                               \
+            TILE_ZERO(6);                                               \
+        folded_share(&w, step + FOLDED_AHEAD_MANY, (z)*H + (i), 2 * H); \
+    } while (0)
+
+#define FOLDED_TURN(h, z)                       \
+    do {                                        \
+        TILE_LOAD(6, folded_tile(&w, h), line); \
+        FOLDED_ROW(0, h, z);                    \
+        FOLDED_ROW(1, h, z);                    \
+        if (H > 2)                              \
+            FOLDED_ROW(2, h, z);                \
+        if (H > 3)                              \
+            FOLDED_ROW(3, h, z);                \
     } while (0)
 
 /* Panel p against H tiles of rows from number `first` on; 2 <= H <= 4. */
@@ -186,15 +187,17 @@ INLINE void folded_pass(const struct gemm_block *b, int p, int first, const int 
         x[i] = b->x + row * b->x_stride;
         sum[i] = b->sum + ((size_t)p * GEMM_BLOCK_ROW + row) * WEIGHT_PANEL;
     }
-    walk_open(2, 2);
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    if (H > 2)
+        TILE_ZERO(2);
+    if (H > 3)
+        TILE_ZERO(3);
     folded_first(&w, FOLDED_AHEAD_MANY);
-    FOLDED_LOAD_X(4, 0, 0);
-    FOLDED_LOAD_X(5, 1, 0);
-    FOLDED_LOAD_W(6, 0);
     for (int h = 0, step = 0; h < n_tile; h += 2, step++) {
-        FOLDED_TURN(h, 0, 6, 7);
+        FOLDED_TURN(h, 0);
         if (h + 1 < n_tile)
-            FOLDED_TURN(h + 1, 1, 7, 6);
+            FOLDED_TURN(h + 1, 1);
     }
     TILE_STORE(0, sum[0], line);
     TILE_STORE(1, sum[1], line);

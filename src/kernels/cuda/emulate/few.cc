@@ -36,9 +36,9 @@ struct code_bits {
                     for (int b = 0; b < 4; b++) {
                         const int turn[4] = {0, 4, 10, odd ? 28 : 6};
                         const int bit = ((b == 3 ? 15 : 6 + b) + 16 * h - turn[p]) & 31;
-                        at[odd][p][h][b] = (uint8_t)(p < 3                      ? bit + 32 * odd
+                        at[odd][p][h][b] = (uint8_t)(p < 3                     ? bit + 32 * odd
                                                      : 0x06030603u >> bit & 1u ? bit
-                                                                                : bit + 30);
+                                                                               : bit + 30);
                     }
     }
 };

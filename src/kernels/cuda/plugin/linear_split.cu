@@ -40,8 +40,7 @@ struct split_unit {
 
 static __device__ __forceinline__ split_unit load_unit(const uint8_t *unit, int lane)
 {
-    return {__ldcs((const uint4 *)(unit + 16 * lane)),
-            __ldcs((const uint16_t *)scales_at(unit, lane))};
+    return {__ldcs((const uint4 *)(unit + 16 * lane)), __ldcs((const uint16_t *)scales_at(unit, lane))};
 }
 
 /* The matrix's x slice to shared memory: [unit][8 * NT rows][128 bytes], pieces of 16 bytes in pairs that
@@ -55,8 +54,7 @@ static __device__ __forceinline__ void ask_for_x(uint8_t *xs, const split_params
     for (int i = (int)threadIdx.x / 8; i < 8 * NT * n_unit; i += N_THREAD / 8) {
         const int r = i % (8 * NT), u = i / (8 * NT);
         if (r < a.w.n_row)
-            copy_16(xs + 128 * i + (piece ^ (r & 1)) * 16,
-                    from + (size_t)r * a.w.K * 2 + (size_t)u * 128);
+            copy_16(xs + 128 * i + (piece ^ (r & 1)) * 16, from + (size_t)r * a.w.K * 2 + (size_t)u * 128);
     }
     copies_end();
 }

@@ -85,5 +85,6 @@ const char *pack_start(const struct cuda_pack *p, const uint8_t *codes, const ui
     const pack_params a = {
         p->device, codes, scales, p->rows, p->first, p->n_row, p->n_whole, p->K, std::max(p->n_part, 1)};
     const unsigned n_tile = (unsigned)((p->n_row + per_tile - 1) / per_tile);
-    return gpu_why(gpu_launch(pack_kernel, n_tile * (unsigned)(p->K / CUDA_UNIT_K), PACK_THREADS, 0, stream, a));
+    return gpu_why(
+        gpu_launch(pack_kernel, n_tile * (unsigned)(p->K / CUDA_UNIT_K), PACK_THREADS, 0, stream, a));
 }

@@ -193,8 +193,8 @@ __device__ __forceinline__ void expand(uint32_t (&a)[4], const uint32_t (&word)[
     a[0] = times_low(w & all, scale);
     a[1] = times_high(multiply_add(w, sixteen, 0) & all, scale);
     a[2] = times_low(__funnelshift_l(w, w, 10) & all, scale);
-    a[3] = times_high(
-        (f % 2 ? __funnelshift_l(last, last, 28) : multiply_add(last, 4 * sixteen, 0)) & all, scale);
+    a[3] = times_high((f % 2 ? __funnelshift_l(last, last, 28) : multiply_add(last, 4 * sixteen, 0)) & all,
+                      scale);
 }
 
 __device__ __forceinline__ void expand_unit(uint32_t (&a)[4][4], uint4 code, uint32_t scales,

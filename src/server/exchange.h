@@ -52,6 +52,8 @@ struct exchange {
     atomic_bool queued; /* on the stack of those that rang */
     bool dead;          /* freed by whoever takes it from there */
     struct exchange *next_rung, *next_work;
+    uint64_t work_number; /* in the order in which they came to the workers */
+    size_t work_bytes;    /* of its body then                        */
 };
 
 /* Fill the reply. */

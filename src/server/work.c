@@ -8,28 +8,55 @@
 #include "server/exchange.h"
 #include "server/route.h"
 
+#define LONG_BYTES 65536 /* of a body that may take a worker tens of milliseconds, or seconds */
+
+struct queue {
+    struct exchange *first, *last;
+};
+
+/* Long bodies never hold all workers, so that short ones do not wait for a megabyte to be tokenized. */
 struct work {
     pthread_mutex_t lock;
     pthread_cond_t more;
     struct server *s;
-    struct exchange *first, *last;
+    struct queue queue[2]; /* short and long ones, each in the order of their numbers */
+    uint64_t n_added;
+    int n_long; /* that are being worked on */
     struct exchange *done;
     bool closing;
     int n_thread;
     pthread_t *thread; /* (n_thread) */
 };
 
+static bool is_long(const struct exchange *x)
+{
+    return x->work_bytes >= LONG_BYTES;
+}
+
+/* The one that came first of those that may run now; NULL: none. */
+static struct queue *next_queue(struct work *w)
+{
+    struct queue *s = &w->queue[0], *l = &w->queue[1];
+    bool may = w->closing || w->n_long + 1 < w->n_thread || w->n_long == 0;
+    if (!l->first || !may)
+        return s->first ? s : NULL;
+    return s->first && s->first->work_number < l->first->work_number ? s : l;
+}
+
 /* NULL: time to go. */
 static struct exchange *take(struct work *w)
 {
+    struct queue *q;
     pthread_mutex_lock(&w->lock);
-    while (!w->first && !w->closing)
+    while (!(q = next_queue(w)) && !w->closing)
         pthread_cond_wait(&w->more, &w->lock);
-    struct exchange *x = w->first;
-    if (x)
-        w->first = x->next_work;
-    if (!w->first)
-        w->last = NULL;
+    struct exchange *x = q ? q->first : NULL;
+    if (x) {
+        q->first = x->next_work;
+        if (!q->first)
+            q->last = NULL;
+        w->n_long += is_long(x);
+    }
     pthread_mutex_unlock(&w->lock);
     return x;
 }
@@ -40,6 +67,10 @@ static void *worker(void *arg)
     for (struct exchange *x; (x = take(w));) {
         x->route->run(x);
         pthread_mutex_lock(&w->lock);
+        if (is_long(x)) {
+            w->n_long--;
+            pthread_cond_signal(&w->more); /* another one may run */
+        }
         x->next_work = w->done;
         w->done = x;
         pthread_mutex_unlock(&w->lock);
@@ -69,12 +100,15 @@ enum nyb_code work_open(struct work **out, struct server *s, int n_thread, struc
 void work_add(struct work *w, struct exchange *x)
 {
     x->next_work = NULL;
+    x->work_bytes = x->body.len;
+    struct queue *q = &w->queue[is_long(x)];
     pthread_mutex_lock(&w->lock);
-    if (w->last)
-        w->last->next_work = x;
+    x->work_number = w->n_added++;
+    if (q->last)
+        q->last->next_work = x;
     else
-        w->first = x;
-    w->last = x;
+        q->first = x;
+    q->last = x;
     pthread_cond_signal(&w->more);
     pthread_mutex_unlock(&w->lock);
 }

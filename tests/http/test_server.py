@@ -518,6 +518,25 @@ class Limits(WithServer):
             self.assertEqual(json.loads(text)["level"], "info")
 
 
+class LongBodies(WithServer):
+    def test_short_ones_do_not_wait(self):
+        """Bodies of megabytes, which take a worker seconds, leave one to the others."""
+        long_one = {"prompt": "hello " * 1000000, "max_tokens": 1}
+        start = time.time()
+        self.refused("/v1/completions", long_one, 400, "prompt")
+        alone = time.time() - start
+        threads = [in_background(self.server.post, "/v1/completions", long_one) for _ in range(4)]
+        time.sleep(alone / 4)
+        worst = 0
+        while any(t.is_alive() for t in threads):
+            start = time.time()
+            self.complete(max_tokens=1)
+            worst = max(worst, time.time() - start)
+            time.sleep(0.02)
+        self.assertLess(worst, alone)
+        self.assertGreater(alone, 0.1)
+
+
 class Silence(WithServer):
     options = ("--stream-keepalive", "0.3")
 

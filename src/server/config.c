@@ -39,6 +39,20 @@ static const char *variable_of(const struct config_option *o, char *name, size_t
     return getenv(name);
 }
 
+/* Kubernetes gives every container NYBBLE_PORT=tcp://10.0.0.1:8180 where there is a service of the name
+ * nybble (and NYBBLE_METRICS_PORT for nybble-metrics): nobody has set an option. */
+static bool is_service_link(const char *name, const char *value)
+{
+    static const char *const begin[] = {"tcp://", "udp://", "sctp://"};
+    size_t n = strlen(name);
+    bool port = n >= 5 && !strcmp(name + n - 5, "_PORT"), link = false;
+    for (size_t i = 0; i < COUNT_OF(begin) && port; i++)
+        link = link || !strncmp(value, begin[i], strlen(begin[i]));
+    if (link)
+        log_info("%s=%.100s is Kubernetes' link to a service, not an option", name, value);
+    return link;
+}
+
 static enum nyb_code read_environment(struct serve_config *c, struct nyb_err *err)
 {
     char name[64];
@@ -57,7 +71,7 @@ static enum nyb_code read_environment(struct serve_config *c, struct nyb_err *er
     const struct config_option *o;
     for (size_t i = 0; (o = config_option(i)); i++) {
         const char *value = variable_of(o, name, sizeof(name));
-        if (value && *value)
+        if (value && *value && !is_service_link(name, value))
             TRY(config_set(c, o->name, value, name, err));
     }
     return NYB_OK;

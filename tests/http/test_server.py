@@ -807,6 +807,16 @@ class Configuration(unittest.TestCase):
         self.refuse(env={"FD_FLASHINFER_MOE_BACKEND": "odd"}, text="flashinfer-cutlass")
         self.refuse(env={"FD_NVFP4_GEMM_BACKEND": "odd"}, text="flashinfer-cudnn")
 
+    def test_links_of_kubernetes(self):
+        """Beside a service of the name nybble every container has variables that look like options."""
+        links = {"NYBBLE_PORT": "tcp://10.0.0.1:8180", "NYBBLE_METRICS_PORT": "tcp://10.0.0.2:9", "NYBBLE_SERVICE_HOST": "10.0.0.1"}
+        server = Server(env=links)
+        self.assertIn("NYBBLE_PORT=tcp://10.0.0.1:8180 is Kubernetes' link to a service, not an option", server.text())
+        self.assertEqual(server.request("GET", "/ready")[0], 200)
+        self.assertEqual(server.stop(), 0)
+        server.close()
+        self.refuse(env={"NYBBLE_PORT": "nowhere"}, text="NYBBLE_PORT: port must be a whole number")
+
     def test_balancers_need_expert_parallel(self):
         for flags in (("--enable-eplb",), ("--eplb-rebalance-num-iterations", "5"), ("--eplb-config.step_interval", "5"),
                       ("--eplb-config", '{"step_interval": 5, "log_balancedness": true, "window_size": null}')):

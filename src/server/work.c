@@ -24,7 +24,8 @@ struct work {
     int n_long; /* that are being worked on */
     struct exchange *done;
     bool closing;
-    int n_thread;
+    int n_worker;      /* that there are, or are to be */
+    int n_thread;      /* started; the opener's alone  */
     pthread_t *thread; /* (n_thread) */
 };
 
@@ -37,7 +38,7 @@ static bool is_long(const struct exchange *x)
 static struct queue *next_queue(struct work *w)
 {
     struct queue *s = &w->queue[0], *l = &w->queue[1];
-    bool may = w->closing || w->n_long + 1 < w->n_thread || w->n_long == 0;
+    bool may = w->closing || w->n_long + 1 < w->n_worker || w->n_long == 0;
     if (!l->first || !may)
         return s->first ? s : NULL;
     return s->first && s->first->work_number < l->first->work_number ? s : l;
@@ -83,6 +84,7 @@ enum nyb_code work_open(struct work **out, struct server *s, int n_thread, struc
 {
     struct work *w = mem_alloc(1, sizeof(*w));
     w->s = s;
+    w->n_worker = n_thread;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->more, NULL);
     w->thread = mem_alloc((size_t)n_thread, sizeof(*w->thread));

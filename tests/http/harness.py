@@ -120,7 +120,7 @@ class Server:
 def parse_events(data):
     events = []
     for block in data.decode().split("\n\n"):
-        if block:
+        if block and not block.startswith(":"):  # a comment: nothing was to be said for a while
             assert block.startswith("data: "), block
             events.append("[DONE]" if block == "data: [DONE]" else json.loads(block[6:]))
     return events

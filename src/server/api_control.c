@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "server/admin_reply.h"
 #include "server/error.h"
+#include "server/gen.h"
 #include "server/route.h"
 
 /* ---- pausing ------------------------------------------------------------------------------------- */
@@ -98,12 +99,11 @@ void api_v1_is_paused(struct exchange *x)
 /* An id is that of the request, or with the prefix that it has in its answer. */
 static enum nyb_code abort_id(struct exchange *x, const char *id, int *n, struct nyb_err *err)
 {
-    static const char *const prefix[] = {"chatcmpl-", "cmpl-"};
     int found;
+    const char *bare = gen_bare_id(id);
     TRY(nyb_abort(x->s->engine, id, &found, err));
-    for (size_t i = 0; found == 0 && i < COUNT_OF(prefix); i++)
-        if (!strncmp(id, prefix[i], strlen(prefix[i])))
-            TRY(nyb_abort(x->s->engine, id + strlen(prefix[i]), &found, err));
+    if (found == 0 && bare != id)
+        TRY(nyb_abort(x->s->engine, bare, &found, err));
     *n += found;
     return NYB_OK;
 }

@@ -91,6 +91,16 @@ const char *gen_request_id(const struct gen *g)
     return g->id + strlen(id_prefix[g->api]);
 }
 
+const char *gen_bare_id(const char *id)
+{
+    for (size_t i = 0; i < COUNT_OF(id_prefix); i++) {
+        size_t n = strlen(id_prefix[i]);
+        if (!strncmp(id, id_prefix[i], n))
+            return id + n;
+    }
+    return id;
+}
+
 bool gen_is_stream(const struct gen *g)
 {
     return g->stream;

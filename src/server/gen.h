@@ -95,6 +95,8 @@ bool gen_is_chat(const struct gen *g);
 void gen_set_id(struct gen *g, const char *id);
 /* The id by which the request can be aborted: the client's own, or the exchange's. */
 const char *gen_request_id(const struct gen *g);
+/* An answer's id without what says which API it is; id itself where there is nothing of the kind. */
+const char *gen_bare_id(const char *id);
 bool gen_is_stream(const struct gen *g);
 void gen_cancel(struct gen *g); /* NULL is fine */
 /* True: every choice is complete. */

@@ -222,7 +222,7 @@ class Responses(unittest.TestCase):
         out = []
         thread = in_background(lambda: out.append(self.server.post("/v1/responses", body)))
         self.server.until_metric("num_requests_running", 1)
-        self.assertEqual(self.server.post("/abort_request", {"rid": "gone"})[0], 200)
+        self.assertEqual(self.server.post("/abort_request", {"rid": "resp_gone"})[0], 200)
         thread.join(20)
         status, answer = out[0]
         self.assertEqual((status, answer["status"], answer["id"]), (200, "failed", "resp_gone"))

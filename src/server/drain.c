@@ -18,7 +18,8 @@
 static int signal_pipe[2] = {-1, -1};
 static volatile sig_atomic_t n_signal, hung_up;
 
-/* A terminal that closes may send its SIGHUP more than once, and SIGTERM after it: SIGHUP is no wish to end at once. */
+/* A terminal that closes may send its SIGHUP more than once, and SIGTERM after it: SIGHUP is no wish to end
+ * at once. */
 static void on_signal(int number)
 {
     int saved = errno;

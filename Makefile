@@ -11,19 +11,19 @@ all: build
 demo: build
 	$(BUILD)/nybble run -p "$(PROMPT)"
 
-# One test more than there are cores: those of ranks on hosts mostly wait.
+# Two tests more than there are cores: those of ranks on hosts, and of the server, mostly wait.
 check: build
-	ctest --test-dir $(BUILD) --output-on-failure -j $$(($(JOBS) + 1)) -LE timing
+	ctest --test-dir $(BUILD) --output-on-failure -j $$(($(JOBS) + 2)) -LE timing
 
 # Tests that compare times: only a quiet machine can say.
 timing: build
 	ctest --test-dir $(BUILD) --output-on-failure -L timing
 
-# What make check takes a part of: updates of weights that fail at every single read and step of the commit, of every
-# rank (a third there), the reference perplexity over the whole text (a quarter there), and experts over ranks in every
-# way for every model.
+# What make check takes a part of: a hundred updates of weights, and some that fail at every single read and step of the commit, of every
+# rank (a third there), the reference perplexity over the whole text (a quarter there), experts over ranks in every
+# way for every model, and hosts with longer cuts and every model on three of them.
 long: build
-	NYBBLE_LONG=1 ctest --test-dir $(BUILD) --output-on-failure -R 'golden.test_update|cli.test_eval|cli.test_ranks'
+	NYBBLE_LONG=1 ctest --test-dir $(BUILD) --output-on-failure -R 'golden.test_(update|live)|cli.test_(device|eval|ranks)|dist.test_hosts'
 
 # Everything but servers and hosts under the address and undefined-behaviour sanitizers.
 asan:

@@ -49,6 +49,17 @@ struct nyb_err {
     char message[768]; /* one sentence: what was found, what was expected      */
 };
 
+/* ---- Log -----------------------------------------------------------------------------------------
+ *
+ * What happens beside answers and errors: a line each, to standard error. */
+
+enum nyb_log_level { NYB_LOG_ERROR, NYB_LOG_WARN, NYB_LOG_INFO, NYB_LOG_DEBUG };
+
+/* Up to which level (INFO), and where to: take is called from any thread, one line a call, and must not call
+ * functions of an engine; NULL: standard error. Not while there is an engine. */
+NYB_API void nyb_set_log(enum nyb_log_level most,
+                         void (*take)(void *arg, enum nyb_log_level level, const char *text), void *arg);
+
 /* ---- Engine --------------------------------------------------------------------------------------
  *
  *     nyb_open -> [ nyb_submit -> nyb_next ... -> nyb_stream_free ] -> nyb_close
@@ -427,6 +438,12 @@ NYB_API enum nyb_code nyb_detokenize(const struct nyb_engine *e, const int32_t *
                                      struct nyb_err *err);
 /* The bytes of one token as the vocabulary spells it; NULL: no such id. Lives as long as the engine. */
 NYB_API const char *nyb_token_text(const struct nyb_engine *e, int32_t id);
+
+/* The bytes that one token adds to a text in the middle of it, where nyb_detokenize shows parts of characters
+ * as U+FFFD. The caller frees with nyb_free. NYB_E_NOT_FOUND: no such id; NYB_E_UNSUPPORTED: they depend on
+ * other tokens. */
+NYB_API enum nyb_code nyb_token_bytes(const struct nyb_engine *e, int32_t id, char **bytes, size_t *n,
+                                      struct nyb_err *err);
 
 /* JSON texts as OpenAI's clients send them. */
 struct nyb_chat {

@@ -4,6 +4,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -35,6 +36,13 @@ static inline long test_resident_kib(void)
     assert_int_equal(fscanf(f, "%*d %ld", &pages), 1);
     fclose(f);
     return pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+/* NYBBLE_LONG=1: make long. */
+static inline bool test_is_long(void)
+{
+    const char *all = getenv("NYBBLE_LONG");
+    return all && all[0] == '1';
 }
 
 #endif

@@ -13,6 +13,10 @@
 
 static atomic_int threshold = LOG_INFO;
 static atomic_int line_format = LOG_PLAIN;
+static struct {
+    log_sink_fn *take; /* NULL: standard error */
+    void *arg;
+} sink;
 
 void log_set_format(enum log_format format)
 {
@@ -27,6 +31,12 @@ void log_set_level(enum log_level level)
 enum log_level log_get_level(void)
 {
     return (enum log_level)atomic_load(&threshold);
+}
+
+void log_set_sink(log_sink_fn *take, void *arg)
+{
+    sink.take = take;
+    sink.arg = arg;
 }
 
 /* time=.. level=.. msg=".." or the same as JSON; both quote alike. */
@@ -63,6 +73,10 @@ void log_line(enum log_level level, const char *fmt, ...)
     va_end(args);
     if (m < 0)
         return;
+    if (sink.take) {
+        sink.take(sink.arg, level, line + n);
+        return;
+    }
     if (atomic_load(&line_format) != LOG_PLAIN) {
         write_record(name[level], line + n);
         return;

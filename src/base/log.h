@@ -1,4 +1,4 @@
-/* The log: one line an event, to standard error. Thread-safe. */
+/* The log: one line an event, to standard error or a sink. Thread-safe. */
 #ifndef NYB_BASE_LOG_H
 #define NYB_BASE_LOG_H
 
@@ -11,6 +11,10 @@ enum log_format { LOG_PLAIN, LOG_LOGFMT, LOG_JSON }; /* "nybble: info: text", or
 void log_set_format(enum log_format format);
 void log_set_level(enum log_level level);
 enum log_level log_get_level(void);
+/* Lines go there instead, without the level's name; NULL: to standard error again. Not while there are
+ * threads that log. */
+typedef void log_sink_fn(void *arg, enum log_level level, const char *text);
+void log_set_sink(log_sink_fn *sink, void *arg);
 void log_line(enum log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 #define log_error(...) log_line(LOG_ERROR, __VA_ARGS__)

@@ -28,6 +28,7 @@ static int serve(const struct serve_config *config)
             log_set_level(LOG_WARN);
         signal(SIGINT, SIG_IGN);
         signal(SIGTERM, SIG_IGN);
+        signal(SIGHUP, SIG_IGN);
         return nyb_ranks_follow(options.ranks, &options, &err) == NYB_OK ? 0 : 1;
     }
     options.progress = cli_progress_update;

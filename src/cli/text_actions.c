@@ -82,8 +82,8 @@ static void add_text(struct buf *out, const struct buf *text)
 
 static enum nyb_code do_encode(struct text_cli *t, const json_t *in, struct buf *out, struct nyb_err *err)
 {
-    const char *text;
-    size_t len;
+    const char *text = NULL;
+    size_t len = 0;
     bool special = true;
     struct tok_ids ids = {0};
     TRY(take_text(in, &text, &len, err));
@@ -185,8 +185,8 @@ static void add_message(struct buf *out, const struct parse_result *r)
 
 static enum nyb_code do_parse(struct text_cli *t, const json_t *in, struct buf *out, struct nyb_err *err)
 {
-    const char *text;
-    size_t len;
+    const char *text = NULL;
+    size_t len = 0;
     struct parse_options options = {.format = t->format};
     TRY(take_text(in, &text, &len, err));
     const json_t *name = json_object_get(in, "format");

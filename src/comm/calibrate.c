@@ -83,14 +83,25 @@ static bool agree(struct comm *c, struct verdict *v)
     return comm_broadcast(c, v, sizeof(*v));
 }
 
+/* Two ranks send as many bytes either way, but twice as often with two exchanges. */
+static bool is_pair(const struct comm *c)
+{
+    return c->size == 2;
+}
+
+/* Before anything is measured. */
+static struct verdict first_verdict(const struct comm *c)
+{
+    return (struct verdict){.one_shot_bytes = is_pair(c) ? SIZE_MAX : SMALLEST};
+}
+
 static bool run(struct trial *t, struct verdict *v)
 {
     uint64_t begin = clock_ns();
     size_t most = t->c->slot_bytes < COMM_CALIBRATE_MAX ? t->c->slot_bytes : COMM_CALIBRATE_MAX;
     int lost = 0; /* sizes in a row at which two exchanges were faster */
-    /* two ranks send as many bytes either way, but twice as often with two exchanges */
-    bool pair = t->c->size == 2;
-    *v = (struct verdict){.one_shot_bytes = pair ? SIZE_MAX : SMALLEST};
+    bool pair = is_pair(t->c);
+    *v = first_verdict(t->c);
     int rows = (int)(SMALLEST / (COLUMNS * sizeof(float)));
     v->fused_ns = best(t, rows, SIZE_MAX, true);
     v->composed_ns = best(t, rows, SIZE_MAX, false);
@@ -243,31 +254,65 @@ bool comm_measure_ways(struct comm *c, const struct kernels *kernels, struct poo
     return ok;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------------ */
+/* ---- sums ---------------------------------------------------------------------------------------- */
 
-void comm_calibrate(struct comm *c, const struct kernels *kernels, struct pool *pool, bool fusion,
-                    int fusion_rows)
+/* Returns whether rows are fused. */
+static bool apply(struct comm *c, const struct verdict *v, bool fusion, int fusion_rows)
+{
+    bool fused = fusion && (double)v->fused_ns <= NEARLY * (double)v->composed_ns;
+    comm_set_one_shot_bytes(c, v->one_shot_bytes);
+    comm_set_fusion_rows(c, !fused ? 0 : fusion_rows > 0 ? fusion_rows : INT32_MAX);
+    return fused;
+}
+
+bool comm_measure_sums(struct comm *c, const struct kernels *kernels, struct pool *pool, bool fusion,
+                       int fusion_rows)
 {
     struct trial t = {.c = c, .kernels = kernels, .pool = pool};
     struct verdict v;
-    if (c->size == 1 || !comm_measure_ways(c, kernels, pool))
-        return;
+    if (c->size == 1)
+        return true;
     open_trial(&t);
     bool ok = run(&t, &v);
     close_trial(&t);
     if (!ok)
-        return; /* comm_status tells */
-    comm_set_one_shot_bytes(c, v.one_shot_bytes);
-    bool fused = fusion && (double)v.fused_ns <= NEARLY * (double)v.composed_ns;
-    comm_set_fusion_rows(c, !fused ? 0 : fusion_rows > 0 ? fusion_rows : INT32_MAX);
+        return false;
+    bool fused = apply(c, &v, fusion, fusion_rows);
     if (c->rank == 0)
         log_info("all-reduce of %d ranks: residual and norm %s (%.1f us fused, %.1f composed at 16 KB), one "
-                 "exchange "
-                 "up to %llu KB, two above",
+                 "exchange up to %llu KB, two above",
                  c->size,
                  fused    ? "fused"
                  : fusion ? "not fused, which is faster"
                           : "not fused, as asked",
                  (double)v.fused_ns * 1e-3 / CALLS, (double)v.composed_ns * 1e-3 / CALLS,
                  (unsigned long long)(comm_one_shot_bytes(c) >> 10));
+    return true;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------------ */
+
+/* Whether ranks of rank 0's machine share cores: then times say who was waiting for one. */
+static bool is_crowded(struct comm *c, bool *crowded)
+{
+    *crowded = c->local_size > 1 && !c->cores.narrowed;
+    return comm_broadcast(c, crowded, sizeof(*crowded));
+}
+
+void comm_calibrate(struct comm *c, const struct kernels *kernels, struct pool *pool, bool fusion,
+                    int fusion_rows)
+{
+    bool crowded;
+    if (c->size == 1 || !is_crowded(c, &crowded))
+        return; /* comm_status tells */
+    if (!crowded) {
+        if (comm_measure_ways(c, kernels, pool))
+            (void)comm_measure_sums(c, kernels, pool, fusion, fusion_rows);
+        return;
+    }
+    struct verdict v = first_verdict(c);
+    bool fused = apply(c, &v, fusion, fusion_rows);
+    if (c->rank == 0)
+        log_info("all-reduce of %d ranks: residual and norm %s; nothing is measured, as ranks share cores",
+                 c->size, fused ? "fused" : "not fused, as asked");
 }

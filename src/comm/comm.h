@@ -143,9 +143,13 @@ struct comm_ways comm_ways(const struct comm *c);
 bool comm_measure_ways(struct comm *c, const struct kernels *kernels, struct pool *pool);
 
 /* Measure where one exchange stops being faster than two and whether fusing pays, and set both; all ranks
- * call it, and rank 0's clock decides. Some 0.15 s, longer where ranks share cores; logged once. fusion
- * false, or fusion_rows > 0: what the operator wants. */
+ * call it, and rank 0's clock decides. Some 0.1 s; logged once. fusion false, or fusion_rows > 0: what the
+ * operator wants. False: the communicator failed. */
 #define COMM_CALIBRATE_MAX ((size_t)1 << 20)
+bool comm_measure_sums(struct comm *c, const struct kernels *kernels, struct pool *pool, bool fusion,
+                       int fusion_rows);
+
+/* Both, unless ranks share cores: then times would tell nothing, and take longer. */
 void comm_calibrate(struct comm *c, const struct kernels *kernels, struct pool *pool, bool fusion,
                     int fusion_rows);
 

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/plugin.h"
 #include "comm/backend.h"
 #include "comm/mpi_plugin.h"
 
@@ -21,35 +22,20 @@ struct mpi {
 
 /* ---- finding it ---------------------------------------------------------------------------------- */
 
-/* Beside the program, or where an installation puts it: never from the current folder or LD_LIBRARY_PATH,
- * which others may write to. */
 static void *load(struct nyb_err *err)
 {
-    static const char *const where[] = {"", "../lib/nybble/", "../lib/"};
-    char self[PATH_MAX], path[PATH_MAX + 64];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (n <= 0) {
-        err_set(err, NYB_E_IO, "cannot tell where this program lies, to find " COMM_MPI_FILE " beside it");
+    char path[PATH_MAX];
+    if (!plugin_find(COMM_MPI_FILE, path, sizeof(path))) {
+        err_at(err, NYB_E_UNSUPPORTED, COMM_MPI_FILE, -1,
+               "not found beside the program or in ../lib/nybble: this build has no MPI; ranks of one "
+               "machine need "
+               "none");
         return NULL;
     }
-    self[n] = 0;
-    char *slash = strrchr(self, '/');
-    slash[1] = 0;
-    for (size_t i = 0; i < COUNT_OF(where); i++) {
-        snprintf(path, sizeof(path), "%s%s%s", self, where[i], COMM_MPI_FILE);
-        if (access(path, R_OK) != 0)
-            continue;
-        void *library =
-            dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* Open MPI's own plug-ins look for its symbols */
-        if (!library)
-            err_set(err, NYB_E_UNSUPPORTED, "cannot load the MPI plug-in: %s", dlerror());
-        return library;
-    }
-    err_at(
-        err, NYB_E_UNSUPPORTED, COMM_MPI_FILE, -1,
-        "not found beside the program or in ../lib/nybble: this build has no MPI; ranks of one machine need "
-        "none");
-    return NULL;
+    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* Open MPI's own plug-ins look for its symbols */
+    if (!library)
+        err_set(err, NYB_E_UNSUPPORTED, "cannot load the MPI plug-in: %s", dlerror());
+    return library;
 }
 
 bool comm_mpi_started(void)

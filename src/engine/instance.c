@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "base/clocale.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -239,7 +240,9 @@ enum nyb_code nyb_open(struct nyb_engine **out, const struct nyb_options *o, str
         return err_at(err, NYB_E_ARG, "tensor_parallel_size", -1, "is %d: nyb_ranks_open comes first",
                       o->tensor_parallel_size);
     struct nyb_engine *e = mem_alloc(1, sizeof(*e));
+    locale_t before = clocale_enter();
     enum nyb_code code = open_parts(e, o, err);
+    clocale_leave(before);
     if (code != NYB_OK) {
         if (e->model && o->ranks) /* they are the engine's only after success */
             model_give_comm_back(e->model);

@@ -251,7 +251,7 @@ enum nyb_code params_resolve(struct params *out, struct arena *a, const struct n
     if ((uint64_t)n_prompt >= (uint64_t)c->max_len)
         return err_at(err, NYB_E_TOO_LONG, "prompt", -1,
                       "This model's maximum context length is %lld tokens. However, your prompt has %zu "
-                      "tokens, which leaves no room for an answer. Please shorten it.",
+                      "tokens: the prompt is too long for an answer to fit. Please shorten it.",
                       (long long)c->max_len, n_prompt);
     *out = (struct params){.ignore_eos = in->ignore_eos,
                            .keep_special = in->keep_special_tokens,

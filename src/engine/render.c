@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clocale.h"
 #include "base/mem.h"
 #include "engine/instance.h"
 #include "text/chat_json.h"
@@ -87,19 +88,9 @@ static enum nyb_code render(const struct nyb_engine *e, const struct chat_input 
     return code;
 }
 
-enum nyb_code nyb_render_chat(const struct nyb_engine *e, const struct nyb_chat *chat, int32_t **ids,
-                              size_t *n, char **text, struct nyb_err *err)
+static enum nyb_code render_texts(const struct nyb_engine *e, const struct nyb_chat *chat, int32_t **ids,
+                                  size_t *n, char **text, struct nyb_err *err)
 {
-    *ids = NULL;
-    *n = 0;
-    if (text)
-        *text = NULL;
-    TRY(text_need_tokenizer(e, err));
-    if (!e->chat)
-        return err_at(err, NYB_E_TEMPLATE, e->folder, -1,
-                      "the model has no chat template: use plain completions, or name a template");
-    if (!chat->messages)
-        return err_at(err, NYB_E_ARG, "messages", -1, "there are no messages");
     json_t *messages = NULL, *tools = NULL, *kwargs = NULL;
     enum nyb_code code = parse_optional(&messages, chat->messages, "messages", err);
     if (code == NYB_OK)
@@ -118,5 +109,24 @@ enum nyb_code nyb_render_chat(const struct nyb_engine *e, const struct nyb_chat 
     json_decref(messages);
     json_decref(tools);
     json_decref(kwargs);
+    return code;
+}
+
+enum nyb_code nyb_render_chat(const struct nyb_engine *e, const struct nyb_chat *chat, int32_t **ids,
+                              size_t *n, char **text, struct nyb_err *err)
+{
+    *ids = NULL;
+    *n = 0;
+    if (text)
+        *text = NULL;
+    TRY(text_need_tokenizer(e, err));
+    if (!e->chat)
+        return err_at(err, NYB_E_TEMPLATE, e->folder, -1,
+                      "the model has no chat template: use plain completions, or name a template");
+    if (!chat->messages)
+        return err_at(err, NYB_E_ARG, "messages", -1, "there are no messages");
+    locale_t before = clocale_enter();
+    enum nyb_code code = render_texts(e, chat, ids, n, text, err);
+    clocale_leave(before);
     return code;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/clocale.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/instance.h"
@@ -130,7 +131,9 @@ enum nyb_code nyb_submit(struct nyb_engine *e, const struct nyb_request *in, str
         TRY(nyb_tokenize(e, in->text, strlen(in->text), true, &own, &n, err));
     struct nyb_stream *s = mem_alloc(1, sizeof(*s));
     s->r = request_new();
+    locale_t before = clocale_enter();
     enum nyb_code code = submit_ids(e, s, in, in->prompt ? in->prompt : own, n, err);
+    clocale_leave(before);
     free(own);
     if (code != NYB_OK) {
         s->ended = true;

@@ -44,6 +44,22 @@ enum nyb_code nyb_detokenize(const struct nyb_engine *e, const int32_t *ids, siz
     return NYB_OK;
 }
 
+enum nyb_code nyb_token_bytes(const struct nyb_engine *e, int32_t id, char **bytes, size_t *n,
+                              struct nyb_err *err)
+{
+    struct buf b = {0};
+    TRY(text_need_tokenizer(e, err));
+    if (!tok_text_of(e->tokenizer, id))
+        return err_set(err, NYB_E_NOT_FOUND, "there is no token %d", id);
+    if (!tok_token_bytes(e->tokenizer, id, &b)) {
+        buf_free(&b);
+        return err_set(err, NYB_E_UNSUPPORTED, "the bytes of token %d depend on the tokens around it", id);
+    }
+    *n = b.len;
+    *bytes = buf_steal(&b);
+    return NYB_OK;
+}
+
 const char *nyb_token_text(const struct nyb_engine *e, int32_t id)
 {
     return e->tokenizer ? tok_text_of(e->tokenizer, id) : NULL;

@@ -8,8 +8,6 @@
 
 #define POS_MAX 2400
 #define EXTRA   2 /* rows that are not real */
-/* Up to so many rows, real or not, each has its own launch. */
-#define JOINED_ABOVE 8
 
 /* Rows that are alone in their sequences, and a cache that holds all keys but theirs. */
 struct step {
@@ -109,7 +107,7 @@ static struct way make_way(struct gpu_case *c, const struct step *s, const float
                             .n_kv_head = s->n_kv,
                             .head_dim = s->d};
     const int32_t *count = gpu_case_in(c, &s->n_row, sizeof(s->n_row));
-    w.qkv.count = count;
+    w.qkv.count = w.attention.count = count;
     w.qkv.as.qkv = (struct cuda_qkv){.q = gpu_case_in_out(c, q, all * head * 4),
                                      .k = gpu_case_in_out(c, k, all * kv * 4),
                                      .v = gpu_case_in_out(c, v, all * kv * 4),
@@ -162,7 +160,7 @@ static bool were_joined(struct gpu_case *c, const struct step *s, const struct w
     const uint16_t *q = gpu_case_result(c, one->qkv.as.qkv.q_out),
                    *other = gpu_case_result(c, two->qkv.as.qkv.q_out);
     size_t bytes = (size_t)(s->n_row * s->n_head * s->d) * sizeof(*q);
-    bool joined = memcmp(q, other, bytes) != 0, expected = s->n_row + EXTRA > JOINED_ABOVE;
+    bool joined = memcmp(q, other, bytes) != 0, expected = s->n_row + EXTRA > CUDA_JOINED_ABOVE;
     return checkkern_case(c->report, joined == expected, "%d rows of heads of %d: %s", s->n_row, s->d,
                           joined ? "one launch instead of two" : "two launches instead of one");
 }

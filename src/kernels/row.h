@@ -82,7 +82,7 @@ static inline float row_square_sum(const float *x, size_t n)
 static inline void row_add_group(row_lanes *square, float *residual, const float *const *part, int n_part,
                                  size_t at, size_t count)
 {
-    row_lanes sum[ROW_GROUP];
+    row_lanes sum[ROW_GROUP] = {0}; /* all of them, for compilers that do not see that `count` stays */
     UNROLL(4)
     for (size_t u = 0; u < count; u++)
         sum[u] = *(const row_lanes *)(part[0] + at + u * ROW_LANES);

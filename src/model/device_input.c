@@ -48,7 +48,7 @@ struct device_shape device_shape_of(const struct batch *b, int cut)
 }
 
 struct laying {
-    uint8_t *base;
+    uint8_t *base; /* NULL: only how many bytes there are */
     size_t used;
 };
 
@@ -56,7 +56,7 @@ static void *take(struct laying *l, int n, size_t size)
 {
     size_t at = l->used;
     l->used = (at + (size_t)n * size + 15) / 16 * 16;
-    return l->base + at;
+    return l->base ? l->base + at : NULL;
 }
 
 size_t device_input_layout(const struct device_shape *s, uint8_t *base, struct device_input *in)
@@ -81,9 +81,8 @@ size_t device_input_layout(const struct device_shape *s, uint8_t *base, struct d
 
 size_t device_input_bytes(const struct device_shape *s, const struct batch *b)
 {
-    uint8_t none[1];
     struct device_input in;
-    return device_input_layout(s, none, &in) + (size_t)b->n_seq * (size_t)b->n_block_max * sizeof(int32_t);
+    return device_input_layout(s, NULL, &in) + (size_t)b->n_seq * (size_t)b->n_block_max * sizeof(int32_t);
 }
 
 /* Of one half, or of all rows: then half 1 of a step that is cut before its first row. */

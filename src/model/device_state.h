@@ -252,9 +252,10 @@ void device_forget_graphs(struct device *d);
 struct device_shape device_shape_of(const struct batch *b, int cut);
 /* Of a batch of this shape at `base`: half 0 or 1 of one that is cut, else -1. */
 struct device_part device_part_of(const struct device_shape *s, uint8_t *base, int half);
-/* Where a batch of this shape lies from `base` on; returns its bytes, but for the block table at the end. */
+/* Where a batch of this shape lies from `base` on (NULL: only how long it is); returns its bytes, but for the
+ * block table at the end. */
 size_t device_input_layout(const struct device_shape *s, uint8_t *base, struct device_input *in);
-/* Write it to memory of that layout, padded rows included; returns all its bytes. */
+/* All its bytes; and written to memory of that layout, padded rows included. */
 size_t device_input_bytes(const struct device_shape *s, const struct batch *b);
 void device_input_write(const struct device_shape *s, const struct batch *b, uint8_t *base);
 /* And n draws, of a shape that has them. */

@@ -1,4 +1,4 @@
-/* POST /v1/chat/completions */
+/* POST /v1/chat/completions, and /v1/responses, whose requests become chats (responses_input.h) */
 #include <stdlib.h>
 #include <string.h>
 
@@ -206,7 +206,6 @@ static enum nyb_code read_parts(struct gen *g, const json_t *body, struct nyb_er
 static enum nyb_code start(struct request_job *j, struct nyb_err *err)
 {
     struct chat c = {.j = j};
-    const json_t *tools = json_object_get(j->body, "tools");
     int n;
     TRY(request_check_model(j->s, j->body, err));
     TRY(request_check_unsupported(j->body, err));
@@ -214,8 +213,9 @@ static enum nyb_code start(struct request_job *j, struct nyb_err *err)
     TRY(request_read_common(j->g, j->body, &j->sampling, &n, err));
     TRY(read_logprobs(&c, err));
     TRY(read_parts(j->g, j->body, err));
-    if (tools && !json_is_null(tools))
-        TRY(messages_check_tools(tools, err));
+    TRY(tool_choice_normalize(j->body, err));
+    if (json_object_get(j->body, "tools"))
+        TRY(messages_check_tools(json_object_get(j->body, "tools"), err));
     TRY(tool_choice_check(j->body, err));
     TRY(read_prompt(&c, err));
     TRY(read_think_max(&c, err));
@@ -231,4 +231,9 @@ static enum nyb_code start(struct request_job *j, struct nyb_err *err)
 void api_chat(struct exchange *x)
 {
     request_answer(x, GEN_CHAT, start);
+}
+
+void api_responses(struct exchange *x)
+{
+    request_answer(x, GEN_RESPONSES, start);
 }

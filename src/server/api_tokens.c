@@ -7,17 +7,19 @@
 #include "server/params_json.h"
 #include "server/request.h"
 #include "server/route.h"
+#include "server/tool_choice.h"
 
 static enum nyb_code tokenize_messages(const struct server *s, json_t *body, int32_t **ids, size_t *n,
                                        struct nyb_err *err)
 {
+    struct nyb_chat chat = {.add_generation_prompt = true};
+    TRY(tool_choice_normalize(body, err));
     json_t *messages = json_object_get(body, "messages");
     const json_t *tools = json_object_get(body, "tools"),
                  *kwargs = json_object_get(body, "chat_template_kwargs");
-    struct nyb_chat chat = {.add_generation_prompt = true};
     TRY(messages_normalize(messages, err));
     TRY(params_bool(body, "add_generation_prompt", &chat.add_generation_prompt, err));
-    if (tools && !json_is_null(tools))
+    if (tools)
         TRY(messages_check_tools(tools, err));
     if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
         return params_wrong_type(err, "chat_template_kwargs", "an object", kwargs);

@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "server/logprob.h"
+#include "server/responses.h"
 
 /* ---- chats: reasoning, content, calls ------------------------------------------------------------ */
 
@@ -22,6 +23,11 @@ static void end_call(struct choice *c)
     struct buf *b = &c->calls;
     if (c->g->one_call && c->n_call > 0)
         return;
+    if (c->g->api == GEN_RESPONSES) {
+        responses_take_call(c);
+        c->n_call++;
+        return;
+    }
     if (b->len)
         buf_add_byte(b, ',');
     buf_add_byte(b, '{');

@@ -138,6 +138,7 @@ static void set_defaults(struct serve_config *c)
                                .body_s = 30,
                                .keep_alive_s = 30,
                                .stream_stall_s = 30,
+                               .stream_keepalive_s = 15,
                                .drain_s = 30,
                                .max_connections = 4096,
                                .workers = 2,

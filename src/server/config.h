@@ -22,7 +22,7 @@ struct serve_config {
     struct config_list served_name, api_key, origin, admin_api_key, weights_root;
     char *api_key_file, *tls_cert, *tls_key, *parser, *config_file;
     uint64_t max_body;
-    double header_s, body_s, keep_alive_s, stream_stall_s, drain_s;
+    double header_s, body_s, keep_alive_s, stream_stall_s, stream_keepalive_s, drain_s;
     int64_t max_connections, workers;
     int metrics_style, log_format;
     char *admin_api_key_file, *weight_version, *upload_dir;

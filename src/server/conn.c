@@ -86,10 +86,13 @@ void conn_reap(struct server *s, uint64_t now_ns)
     if (now_ns - s->reaped_ns < REAP_EVERY_NS)
         return;
     s->reaped_ns = now_ns;
-    for (struct conn *c = s->conns; c; c = c->next)
+    for (struct conn *c = s->conns; c; c = c->next) {
+        if (c->x)
+            exchange_keep_alive(c->x, now_ns);
         if (c->deadline_ns && now_ns > c->deadline_ns) {
             c->deadline_ns = 0;
             metrics_count_reaped(&s->metrics);
             (void)shutdown(c->fd, SHUT_RDWR);
         }
+    }
 }

@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "server/params_json.h"
 #include "server/tool_choice.h"
+#include "text/grammar.h"
 #include "text/parse_format.h"
 
 /* A constraint as it is found in a request. */
@@ -115,11 +116,13 @@ static enum nyb_code take_form(struct found *f, const char *name, enum form form
     }
 }
 
+static const char response_format[] = "response_format";
+
 /* ---- response_format ------------------------------------------------------------------------------- */
 
 static enum nyb_code read_response_format(struct found *f, const json_t *body)
 {
-    static const char name[] = "response_format";
+    const char *const name = response_format;
     const json_t *v = json_object_get(body, name);
     if (!given(v))
         return NYB_OK;
@@ -195,13 +198,30 @@ static enum nyb_code read_structured(struct found *f, const json_t *body)
 
 /* ---- tools ----------------------------------------------------------------------------------------- */
 
+/* The schema of a response_format that was found; NULL: there is none. A text that is no JSON is the engine's
+ * to refuse. */
+static json_t *format_schema(const struct found *f)
+{
+    if (!f->name || strcmp(f->name, response_format))
+        return NULL;
+    if (f->kind == NYB_CONSTRAINT_JSON_OBJECT)
+        return json_pack("{s:s, s:b}", "type", "object", "additionalProperties", 1);
+    return f->kind == NYB_CONSTRAINT_JSON_SCHEMA ? json_loads(f->text, JSON_DECODE_ANY, NULL) : NULL;
+}
+
+/* With a response_format an answer is calls, or what the format says: the two are one constraint. */
 static enum nyb_code read_tools(struct found *f)
 {
     struct request_job *j = f->j;
     const char *text = NULL, *name = NULL;
-    if (j->g->api != GEN_CHAT)
+    if (!gen_is_chat(j->g))
         return NYB_OK;
-    TRY(tool_choice_constraint(j->g, j->body, &j->arena, &name, &text, f->err));
+    json_t *content = format_schema(f);
+    enum nyb_code code = tool_choice_constraint(j->g, j->body, content, &j->arena, &name, &text, f->err);
+    if (content && text)
+        f->name = NULL; /* it is part of the text */
+    json_decref(content);
+    TRY(code);
     return text ? take(f, name, NYB_CONSTRAINT_TAGS, text) : NYB_OK;
 }
 
@@ -222,7 +242,7 @@ static void set_reasoning(struct request_job *j)
     const struct parse_format *format = j->s->format;
     const char *prompt = j->g->prompt_text ? j->g->prompt_text : "";
     struct nyb_sampling *s = &j->sampling;
-    if (j->g->api != GEN_CHAT || !format->think_close || ends_with(prompt, format->think_close))
+    if (!gen_is_chat(j->g) || !format->think_close || ends_with(prompt, format->think_close))
         return;
     s->constraint_think_close = format->think_close;
     if (!parse_format_opens(format, prompt, strlen(prompt)))
@@ -253,7 +273,8 @@ enum nyb_code constraint_blame(const struct request_job *j, enum nyb_code code, 
     if (code == NYB_OK || !err || strcmp(err->where, "constraint") || !j->constraint_name)
         return code;
     size_t n = strlen(err->message);
-    snprintf(err->where, sizeof(err->where), "%s", j->constraint_name);
-    snprintf(err->message + n, sizeof(err->message) - n, ". (parameter=%s)", j->constraint_name);
+    const char *name = strstr(err->message, GRAMMAR_CONTENT) ? response_format : j->constraint_name;
+    snprintf(err->where, sizeof(err->where), "%s", name);
+    snprintf(err->message + n, sizeof(err->message) - n, ". (parameter=%s)", name);
     return code;
 }

@@ -16,16 +16,44 @@
 
 /* A signal handler has nowhere else to look. */
 static int signal_pipe[2] = {-1, -1};
-static volatile sig_atomic_t n_signal;
+static volatile sig_atomic_t n_signal, hung_up;
 
+/* A terminal that closes may send its SIGHUP more than once, and SIGTERM after it: SIGHUP is no wish to end at once. */
 static void on_signal(int number)
 {
     int saved = errno;
-    if (++n_signal > 1)
+    if (number == SIGHUP)
+        hung_up = true;
+    else if (++n_signal > 1)
         _exit(128 + number);
-    if (write(signal_pipe[1], "", 1) < 0)
+    if (write(signal_pipe[1], "", 1) < 0 && errno != EAGAIN)
         _exit(128 + number);
     errno = saved;
+}
+
+/* As nohup starts programs. */
+static bool hangup_is_ignored(void)
+{
+    struct sigaction now;
+    return sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
+static void end_by_signal(int number)
+{
+    signal(number, SIG_DFL);
+    raise(number);
+    _exit(128 + number); /* that was ignored */
+}
+
+void drain_prepare(void)
+{
+    /* Not blocked in its own handler, or raise would wait for the handler's end. */
+    struct sigaction action = {.sa_handler = end_by_signal, .sa_flags = SA_NODEFER};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    if (!hangup_is_ignored())
+        sigaction(SIGHUP, &action, NULL);
 }
 
 const void *drain_token(void)
@@ -43,6 +71,8 @@ enum nyb_code drain_open(struct server *s, struct nyb_err *err)
     sigemptyset(&action.sa_mask);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
+    if (!hangup_is_ignored())
+        sigaction(SIGHUP, &action, NULL);
     action.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &action, NULL);
     return NYB_OK;
@@ -55,6 +85,8 @@ void drain_close(struct server *s)
     sigemptyset(&action.sa_mask);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
+    if (!hangup_is_ignored())
+        sigaction(SIGHUP, &action, NULL);
     for (int i = 0; i < 2; i++) {
         if (signal_pipe[i] >= 0)
             close(signal_pipe[i]);
@@ -93,7 +125,7 @@ static bool rank_is_lost(struct server *s)
 bool drain_is_over(struct server *s)
 {
     bool lost = rank_is_lost(s);
-    if (!n_signal && !lost)
+    if (!n_signal && !hung_up && !lost)
         return false;
     if (!s->draining)
         start(s);

@@ -26,7 +26,8 @@ static const char *type_of(int status)
     return status < 500 ? "BadRequestError" : "InternalServerError";
 }
 
-void error_add_object(struct buf *b, int status, const char *param, const char *message)
+/* code: the one that OpenAI's clients look for, or NULL. */
+static void add_object(struct buf *b, int status, const char *code, const char *param, const char *message)
 {
     buf_add_str(b, "{\"error\":{\"message\":");
     json_add_string(b, message, strlen(message));
@@ -35,17 +36,25 @@ void error_add_object(struct buf *b, int status, const char *param, const char *
         json_add_string(b, param, strlen(param));
     else
         buf_add_str(b, "null");
-    buf_printf(b, ",\"code\":%d}}", status);
+    if (code)
+        buf_printf(b, ",\"code\":\"%s\"}}", code);
+    else
+        buf_printf(b, ",\"code\":%d}}", status);
 }
 
-static void reply(struct exchange *x, int status, const char *param, const char *message)
+void error_add_object(struct buf *b, int status, const char *param, const char *message)
+{
+    add_object(b, status, NULL, param, message);
+}
+
+static void reply(struct exchange *x, int status, const char *code, const char *param, const char *message)
 {
     x->status = status;
     x->content_type = "application/json";
     if (status == 429 || status == 503)
         x->retry_after_s = 1;
     buf_clear(&x->reply);
-    error_add_object(&x->reply, status, param, message);
+    add_object(&x->reply, status, code, param, message);
 }
 
 void error_reply(struct exchange *x, int status, const char *param, const char *fmt, ...)
@@ -55,7 +64,7 @@ void error_reply(struct exchange *x, int status, const char *param, const char *
     va_start(args, fmt);
     vsnprintf(message, sizeof(message), fmt, args);
     va_end(args);
-    reply(x, status, param, message);
+    reply(x, status, NULL, param, message);
 }
 
 /* What a client asks for and this build or model cannot do is the client's to change: 400, not 501. */
@@ -63,5 +72,7 @@ void error_reply_err(struct exchange *x, const struct nyb_err *err)
 {
     int status = err->code == NYB_E_UNSUPPORTED ? 400 : err_http_status(err->code);
     bool is_param = err->where[0] && !strchr(err->where, '/'); /* else a file of the model */
-    reply(x, status, is_param ? err->where : NULL, err->message);
+    /* Agents shorten their conversation when they see this code. */
+    const char *code = err->code == NYB_E_TOO_LONG ? "context_length_exceeded" : NULL;
+    reply(x, status, code, is_param ? err->where : NULL, err->message);
 }

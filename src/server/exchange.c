@@ -138,6 +138,15 @@ void exchange_rung(struct exchange *x)
     }
 }
 
+void exchange_keep_alive(struct exchange *x, uint64_t now_ns)
+{
+    uint64_t after = (uint64_t)(x->s->config->stream_keepalive_s * 1e9);
+    if (!after || x->state != EXCHANGE_SENT || !x->suspended || x->gone || now_ns - x->sent_ns < after)
+        return;
+    gen_keep_alive(x->gen);
+    exchange_resume(x);
+}
+
 /* Others may upload now, whenever libmicrohttpd gets to the end of what was sent. */
 static void leave_upload(struct exchange *x)
 {

@@ -46,6 +46,7 @@ struct exchange {
 
     uint64_t start_ns;
     uint64_t sent_bytes;
+    uint64_t sent_ns;                     /* of a stream's last bytes */
     int prompt_tokens, completion_tokens; /* for the log */
 
     atomic_bool queued; /* on the stack of those that rang */
@@ -60,6 +61,9 @@ void exchange_reply_json(struct exchange *x, int status, const json_t *body);
 void exchange_worked(struct exchange *x);
 void exchange_rung(struct exchange *x);
 void exchange_gone(struct exchange *x);
+/* A stream that has been silent for long says that it is there: proxies and clients give up on those that do
+ * not. */
+void exchange_keep_alive(struct exchange *x, uint64_t now_ns);
 void exchange_suspend(struct exchange *x);
 void exchange_resume(struct exchange *x);
 struct exchange *exchange_open(struct server *s, struct MHD_Connection *mhd, const char *method,

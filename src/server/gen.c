@@ -8,9 +8,23 @@
 #include "server/answer.h"
 #include "server/choice.h"
 #include "server/error.h"
+#include "server/responses.h"
 #include "server/sse.h"
 
 #define OUT_MAX 65536 /* bytes of a stream that wait for its client */
+
+static const char *const id_prefix[] = {
+    [GEN_COMPLETION] = "cmpl-", [GEN_CHAT] = "chatcmpl-", [GEN_RESPONSES] = "resp_"};
+
+void gen_set_id(struct gen *g, const char *id)
+{
+    snprintf(g->id, sizeof(g->id), "%s%s", id_prefix[g->api], id);
+}
+
+bool gen_is_chat(const struct gen *g)
+{
+    return g->api != GEN_COMPLETION;
+}
 
 struct gen *gen_open(struct exchange *x, enum gen_api api, json_t *request)
 {
@@ -23,7 +37,7 @@ struct gen *gen_open(struct exchange *x, enum gen_api api, json_t *request)
     g->n_logprob = g->n_prompt_logprob = g->max_tokens = NYB_UNSET;
     g->created_s = (int64_t)(now_us / 1000000u);
     g->arrival_us = now_us - (clock_ns() - x->start_ns) / 1000u;
-    snprintf(g->id, sizeof(g->id), "%s-%s", api == GEN_CHAT ? "chatcmpl" : "cmpl", x->id);
+    gen_set_id(g, x->id);
     return g;
 }
 
@@ -35,6 +49,8 @@ void gen_close(struct gen *g)
         choice_close(&g->choice[i]);
     free(g->choice);
     json_decref(g->request);
+    json_decref(g->asked);
+    responses_close(g->responses);
     nyb_free(g->prompt_text);
     buf_free(&g->out);
     free(g);
@@ -65,14 +81,14 @@ enum nyb_code gen_submit(struct gen *g, int i, const struct nyb_request *r, stru
     request.wake = ring;
     request.wake_arg = g->x;
     TRY(nyb_submit(g->x->s->engine, &request, &g->choice[i].stream, err));
-    if (g->api == GEN_CHAT)
+    if (gen_is_chat(g))
         choice_open_parser(&g->choice[i]);
     return NYB_OK;
 }
 
 const char *gen_request_id(const struct gen *g)
 {
-    return strchr(g->id, '-') + 1; /* after what says which API it is */
+    return g->id + strlen(id_prefix[g->api]);
 }
 
 bool gen_is_stream(const struct gen *g)
@@ -120,11 +136,16 @@ static bool has_room(const struct gen *g)
 /* The role at once, then chunks of chunk_tokens. */
 static void stream_choice(struct choice *c, bool token)
 {
-    sse_add_begin(c);
+    bool items = c->g->api == GEN_RESPONSES;
+    if (!items)
+        sse_add_begin(c);
     c->n_held += token;
     if (!c->done && c->n_held < c->g->chunk_tokens)
         return;
-    sse_add_event(c, c->n_held > 0);
+    if (items)
+        responses_take(c);
+    else
+        sse_add_event(c, c->n_held > 0);
     c->n_held = 0;
 }
 
@@ -150,7 +171,10 @@ bool gen_pump(struct gen *g)
         pump_choice(g, &g->choice[i]);
     bool over = g->n_done == g->n_choice;
     if (over && g->stream && !g->closed) {
-        sse_add_end(g);
+        if (g->api == GEN_RESPONSES)
+            responses_add_end(g);
+        else
+            sse_add_end(g);
         g->closed = true;
     }
     return over;
@@ -160,6 +184,8 @@ void gen_reply(struct gen *g)
 {
     if (g->error_status)
         error_reply(g->x, g->error_status, g->error_param, "%s", g->error_message);
+    else if (g->api == GEN_RESPONSES)
+        responses_write(g, &g->x->reply);
     else
         answer_write(g, &g->x->reply);
     if (!g->error_status)
@@ -181,6 +207,11 @@ size_t gen_read(struct gen *g, char *to, size_t max, bool *over)
     }
     *over = n == 0 && g->closed;
     return n;
+}
+
+void gen_keep_alive(struct gen *g)
+{
+    buf_add_str(&g->out, ": keep-alive\n\n");
 }
 
 const char *gen_finish_reason(const struct choice *c)

@@ -14,7 +14,9 @@
 #include "server/exchange.h"
 #include "text/parse.h"
 
-enum gen_api { GEN_COMPLETION, GEN_CHAT };
+enum gen_api { GEN_COMPLETION, GEN_CHAT, GEN_RESPONSES }; /* the last is a chat, too */
+
+struct responses;
 
 struct gen_call {
     struct buf arguments;
@@ -64,6 +66,8 @@ struct gen {
     int most_tokens;       /* of the choices that are done */
     struct choice *choice; /* (n_choice) */
     json_t *request;       /* the body, for the parsers' tools */
+    json_t *asked;         /* of GEN_RESPONSES: the body as it came, for the answer repeats it */
+    struct responses *responses;
     char id[EXCHANGE_ID_MAX + 16];
     int64_t created_s;
     uint64_t arrival_us; /* wall clock */
@@ -86,6 +90,9 @@ void gen_set_choices(struct gen *g, int n_prompt, int n);
 enum nyb_code gen_submit(struct gen *g, int i, const struct nyb_request *r,
                          struct nyb_err *err) NYB_MUST_CHECK;
 
+bool gen_is_chat(const struct gen *g);
+/* "chatcmpl-" and the like before it. */
+void gen_set_id(struct gen *g, const char *id);
 /* The id by which the request can be aborted: the client's own, or the exchange's. */
 const char *gen_request_id(const struct gen *g);
 bool gen_is_stream(const struct gen *g);
@@ -96,6 +103,9 @@ bool gen_pump(struct gen *g);
 void gen_reply(struct gen *g);
 /* Up to max bytes of the stream; *over: nothing will follow. */
 size_t gen_read(struct gen *g, char *to, size_t max, bool *over);
+
+/* A comment, for a stream that has nothing to say. */
+void gen_keep_alive(struct gen *g);
 
 /* "stop", "length", "tool_calls", ... of a finished choice */
 const char *gen_finish_reason(const struct choice *c);

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "server/gen.h"
 #include "server/http_exchange.h"
@@ -79,8 +80,10 @@ static ssize_t read_stream(void *arg, uint64_t position, char *to, size_t max)
     bool over;
     size_t n = gen_read(x->gen, to, max, &over);
     x->sent_bytes += n;
-    if (n)
+    if (n) {
+        x->sent_ns = clock_ns();
         return (ssize_t)n;
+    }
     if (over)
         return MHD_CONTENT_READER_END_OF_STREAM;
     exchange_suspend(x);
@@ -90,6 +93,7 @@ static ssize_t read_stream(void *arg, uint64_t position, char *to, size_t max)
 static struct MHD_Response *stream_response(struct exchange *x)
 {
     x->status = 200;
+    x->sent_ns = clock_ns();
     x->content_type = "text/event-stream; charset=utf-8";
     struct MHD_Response *r =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_CHUNK, read_stream, x, NULL);

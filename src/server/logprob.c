@@ -48,6 +48,22 @@ static void add_comma(struct buf *b)
         buf_add_byte(b, ',');
 }
 
+/* Clients put characters of several tokens together from the bytes. A text with U+FFFD has not got them:
+ * *text and *n become the token's own, or stay. */
+static void real_bytes(const struct choice *c, int32_t id, char **text, size_t *n)
+{
+    static const char unknown[] = "\xef\xbf\xbd";
+    char *bytes;
+    size_t len;
+    struct nyb_err err;
+    if (c->g->ids_as_text || !memmem(*text, *n, unknown, strlen(unknown)) ||
+        nyb_token_bytes(c->g->x->s->engine, id, &bytes, &len, &err) != NYB_OK)
+        return;
+    free(*text);
+    *text = bytes;
+    *n = len;
+}
+
 /* {"token": .., "logprob": .., "bytes": [..] without the closing brace */
 static void add_chat_entry(const struct choice *c, struct buf *b, const struct nyb_logprob *lp)
 {
@@ -57,6 +73,7 @@ static void add_chat_entry(const struct choice *c, struct buf *b, const struct n
     json_add_string(b, text, n);
     buf_add_str(b, ",\"logprob\":");
     add_float(b, lp->logprob);
+    real_bytes(c, lp->token, &text, &n);
     buf_add_str(b, ",\"bytes\":[");
     for (size_t i = 0; i < n; i++)
         buf_printf(b, "%s%d", i ? "," : "", (unsigned char)text[i]);
@@ -142,7 +159,7 @@ static void add_completion(struct choice *c, int32_t token, const struct nyb_log
 
 void logprob_add(struct choice *c, const struct nyb_logprob *lp, int n)
 {
-    if (c->g->api == GEN_CHAT)
+    if (gen_is_chat(c->g))
         add_chat(c, lp, n);
     else
         add_completion(c, lp->token, lp, n);
@@ -200,7 +217,7 @@ void logprob_add_object(const struct choice *c, struct buf *b)
         return;
     }
     buf_add_byte(b, '{');
-    if (c->g->api == GEN_CHAT) {
+    if (gen_is_chat(c->g)) {
         add_array(b, "content", &c->logprobs);
     } else {
         add_array(b, "text_offset", &c->lp_offset);

@@ -113,12 +113,26 @@ enum nyb_code loop_open(struct server *s, struct nyb_err *err)
 /* Until libmicrohttpd wants to look at its timeouts. */
 static int wait_ms(struct server *s)
 {
-    MHD_UNSIGNED_LONG_LONG ms, least = s->ringing ? 0 : WAIT_MAX_MS;
+    MHD_UNSIGNED_LONG_LONG ms, least = s->ringing || s->has_room ? 0 : WAIT_MAX_MS;
     if (MHD_get_timeout(s->daemon, &ms) == MHD_YES && ms < least)
         least = ms;
     if (s->metrics_daemon && MHD_get_timeout(s->metrics_daemon, &ms) == MHD_YES && ms < least)
         least = ms;
     return (int)least;
+}
+
+static unsigned connections(const struct server *s)
+{
+    return MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS)->num_connections;
+}
+
+/* Where connections were closed, there may be room for some that wait; libmicrohttpd looks for them at the
+ * beginning of its turn only. */
+static void run_daemon(struct server *s)
+{
+    unsigned before = connections(s);
+    MHD_run(s->daemon);
+    s->has_room = connections(s) < before;
 }
 
 static void turn(struct server *s)
@@ -132,7 +146,7 @@ static void turn(struct server *s)
     }
     answer_rings(s, false);
     /* The peers' descriptors close in here, never before their events above were looked at. */
-    MHD_run(s->daemon);
+    run_daemon(s);
     if (s->metrics_daemon)
         MHD_run(s->metrics_daemon);
     conn_reap(s, clock_ns());

@@ -40,6 +40,7 @@ struct server {
     int epoll_fd, event_fd;
     _Atomic(struct exchange *) rung; /* a stack of those that rang              */
     struct exchange *ringing;        /* taken from there, not answered yet */
+    bool has_room;                   /* connections were closed in the last turn */
     struct work *work;
 
     struct conn *conns; /* all connections, doubly linked */

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "server/params_json.h"
 #include "text/chat_json.h"
 
@@ -11,6 +12,22 @@ static enum nyb_code refuse(struct nyb_err *err, size_t i, const char *what)
     char where[48];
     snprintf(where, sizeof(where), "messages[%zu]", i);
     return err_at(err, NYB_E_ARG, where, -1, "%s %s. (parameter=messages)", where, what);
+}
+
+/* What it says; NULL: it is not text. A refusal is what an assistant said instead of an answer; the input_
+ * and output_ types are those of the Responses API. */
+static const json_t *part_text(const json_t *part)
+{
+    static const char *const types[] = {"text", "input_text", "output_text"};
+    const char *type = json_string_value(json_object_get(part, "type"));
+    if (json_is_string(part))
+        return part;
+    if (type && !strcmp(type, "refusal"))
+        return json_object_get(part, "refusal");
+    bool fine = !type;
+    for (size_t i = 0; i < COUNT_OF(types) && type; i++)
+        fine = fine || !strcmp(type, types[i]);
+    return fine ? json_object_get(part, "text") : NULL;
 }
 
 /* [{"type": "text", "text": ..}, ..]: joined by newlines, as vLLM does for templates that want text. */
@@ -22,9 +39,8 @@ static enum nyb_code join_parts(json_t *message, const json_t *parts, size_t i, 
     enum nyb_code code = NYB_OK;
     json_array_foreach(parts, k, part)
     {
-        const json_t *piece = json_is_string(part) ? part : json_object_get(part, "text");
-        const char *type = json_string_value(json_object_get(part, "type"));
-        if (!params_is_string(piece) || (type && strcmp(type, "text"))) {
+        const json_t *piece = part_text(part);
+        if (!params_is_string(piece)) {
             code = refuse(err, i, "has a content part that is not text: only text is supported");
             break;
         }
@@ -136,8 +152,6 @@ enum nyb_code messages_check_tools(const json_t *tools, struct nyb_err *err)
     json_t *tool;
     if (!json_is_array(tools))
         return params_wrong_type(err, "tools", "a list of tools", tools);
-    if (json_array_size(tools) == 0)
-        return err_at(err, NYB_E_ARG, "tools", -1, "tools must not be empty. (parameter=tools)");
     json_array_foreach(tools, i, tool)
     {
         const char *type = json_string_value(json_object_get(tool, "type"));

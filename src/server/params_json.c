@@ -122,11 +122,28 @@ static bool is_whole(const json_t *v, int64_t *x)
     return true;
 }
 
+/* It is an integer, but one that is_whole() cannot have. */
+static bool is_far(const json_t *v)
+{
+    return is_big_integer(v) || (json_is_real(v) && json_real_value(v) == floor(json_real_value(v)));
+}
+
+static enum nyb_code not_whole(struct nyb_err *err, const char *name, const char *range, const json_t *v)
+{
+    if (!is_far(v))
+        return params_wrong_type(err, name, "an integer", v);
+    char *shown = show(v);
+    enum nyb_code code = err_at(err, NYB_E_RANGE, name, -1, "%s must be %s, got %s. (parameter=%s, value=%s)",
+                                name, range, shown, name, shown);
+    free(shown);
+    return code;
+}
+
 static enum nyb_code to_int(const json_t *v, const char *name, int *out, struct nyb_err *err)
 {
     int64_t x;
     if (!is_whole(v, &x))
-        return params_wrong_type(err, name, "an integer", v);
+        return not_whole(err, name, "within 32 bits", v);
     if (x <= INT32_MIN || x > INT32_MAX)
         return err_at(err, NYB_E_RANGE, name, -1,
                       "%s must be within 32 bits, got %lld. (parameter=%s, value=%lld)", name, (long long)x,
@@ -154,7 +171,11 @@ static enum nyb_code read_param(const struct param *p, struct nyb_sampling *s, c
     case INT:
         return to_int(v, p->name, field, err);
     case LONG:
-        return is_whole(v, field) ? NYB_OK : params_wrong_type(err, p->name, "an integer", v);
+        return is_whole(v, field) ? NYB_OK
+                                  : not_whole(err, p->name,
+                                              "within 64 bits, or within 2^53 where it is written with a "
+                                              "point or an exponent",
+                                              v);
     default:
         return params_bool(body, p->name, field, err);
     }

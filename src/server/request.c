@@ -8,6 +8,7 @@
 #include "server/error.h"
 #include "server/params_json.h"
 #include "server/refuse.h"
+#include "server/responses_input.h"
 #include "text/chat_json.h"
 
 /* chat_json_parse counts bytes with its marks for big integers in between, so the place of the fault is
@@ -101,7 +102,7 @@ static enum nyb_code read_request_id(struct gen *g, const json_t *body, struct n
         return err_at(err, NYB_E_ARG, "request_id", -1,
                       "request_id must be 1 to %d letters, digits or any of -_.: (parameter=request_id)",
                       EXCHANGE_ID_MAX);
-    snprintf(g->id, sizeof(g->id), "%s-%s", g->api == GEN_CHAT ? "chatcmpl" : "cmpl", id);
+    gen_set_id(g, id);
     return NYB_OK;
 }
 
@@ -205,7 +206,7 @@ static enum nyb_code name_prompt(const struct gen *g, enum nyb_code code, struct
 {
     const json_t *ids = json_object_get(g->request, "prompt_token_ids");
     const char *name = ids && !json_is_null(ids) ? "prompt_token_ids"
-                       : g->api == GEN_CHAT      ? "messages"
+                       : gen_is_chat(g)          ? "messages"
                                                  : "prompt";
     if (code != NYB_OK && !strcmp(err->where, "prompt"))
         snprintf(err->where, sizeof(err->where), "%s", name);
@@ -241,19 +242,40 @@ enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt,
     return NYB_OK;
 }
 
+/* A request of the Responses API becomes a chat before anything else looks at it. */
+static enum nyb_code open_job(struct request_job *j, struct exchange *x, enum gen_api api,
+                              struct nyb_err *err)
+{
+    json_t *asked = NULL;
+    if (api == GEN_RESPONSES) {
+        asked = j->body;
+        j->body = NULL;
+        enum nyb_code code = responses_input(asked, &j->body, err);
+        if (code != NYB_OK) {
+            json_decref(asked);
+            return code;
+        }
+    }
+    params_merge_metadata(j->body);
+    j->g = gen_open(x, api, j->body);
+    j->g->asked = asked;
+    return NYB_OK;
+}
+
 void request_answer(struct exchange *x, enum gen_api api, request_start_fn *start)
 {
     struct nyb_err err = {0};
     struct request_job j = {.s = x->s, .body = request_parse(x)};
     if (!j.body)
         return;
-    params_merge_metadata(j.body);
     arena_init(&j.arena, 4096);
-    j.g = gen_open(x, api, j.body);
-    if (start(&j, &err) == NYB_OK) {
+    enum nyb_code code = open_job(&j, x, api, &err);
+    if (code == NYB_OK && start(&j, &err) == NYB_OK) {
         x->gen = j.g;
     } else {
         gen_close(j.g);
+        if (api == GEN_RESPONSES)
+            responses_rename_fault(&err);
         error_reply_err(x, &err);
     }
     arena_free(&j.arena);

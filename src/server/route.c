@@ -52,10 +52,13 @@ static const char *known(const char *prefix, const char *path, size_t n)
 const char *route_near(const char *path)
 {
     static const char version[] = "/v1";
+    const char *given = path;
+    while (path[0] == '/' && path[1] == '/') /* a base address with a slash at its end */
+        path++;
     size_t n = strlen(path), skip = strlen(version);
     while (n > 1 && path[n - 1] == '/')
         n--;
-    const char *found = path[n] ? known("", path, n) : NULL;
+    const char *found = path[n] || path != given ? known("", path, n) : NULL;
     if (!found)
         found = known(version, path, n);
     if (!found && !strncmp(path, version, skip) && n > skip)

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "server/admin.h"
 #include "server/auth.h"
+#include "server/drain.h"
 #include "server/http.h"
 #include "server/loop.h"
 #include "server/notify.h"
@@ -88,6 +89,7 @@ enum nyb_code server_open(struct server **out, const struct serve_config *config
 {
     struct server *s = mem_alloc(1, sizeof(*s));
     *s = (struct server){.config = config, .epoll_fd = -1, .event_fd = -1, .listen_fd = -1, .metrics_fd = -1};
+    drain_prepare();
     enum nyb_code code = open_all(s, err);
     *out = code == NYB_OK ? s : NULL;
     if (!*out)

@@ -12,6 +12,7 @@ static const char *named(const json_t *choice)
     return json_string_value(json_object_get(json_object_get(choice, "function"), "name"));
 }
 
+/* Is a function of this name in the list? */
 static bool has_tool(const json_t *tools, const char *name)
 {
     size_t i;
@@ -23,6 +24,59 @@ static bool has_tool(const json_t *tools, const char *name)
             return true;
     }
     return false;
+}
+
+/* ---- what clients send --------------------------------------------------------------------------------- */
+
+static enum nyb_code wrong_allowed(struct nyb_err *err, const char *what)
+{
+    return err_at(err, NYB_E_ARG, "tool_choice", -1,
+                  "allowed_tools of tool_choice must have %s. (parameter=tool_choice)", what);
+}
+
+/* {"type": "allowed_tools", "allowed_tools": {"mode": .., "tools": [..]}}: the others are not shown to the
+ * model, so that it does not call them. */
+static enum nyb_code keep_allowed(json_t *body, const json_t *allowed, struct nyb_err *err)
+{
+    const char *mode = json_string_value(json_object_get(allowed, "mode"));
+    const json_t *list = json_object_get(allowed, "tools"), *tools = json_object_get(body, "tools");
+    json_t *kept, *one;
+    size_t i;
+    if (!mode || (strcmp(mode, "auto") && strcmp(mode, "required")))
+        return wrong_allowed(err, "a mode, auto or required");
+    if (!json_is_array(list) || json_array_size(list) == 0)
+        return wrong_allowed(err, "a list of tools");
+    json_array_foreach(list, i, one)
+    {
+        const char *name = named(one);
+        if (!name || !has_tool(tools, name))
+            return wrong_allowed(err, "functions that are among the tools");
+    }
+    kept = json_array();
+    json_array_foreach(tools, i, one)
+    {
+        const char *name = named(one);
+        if (name && has_tool(list, name))
+            json_array_append(kept, one);
+    }
+    json_object_set_new(body, "tools", kept);
+    json_object_set_new(body, "tool_choice", json_string(mode));
+    return NYB_OK;
+}
+
+enum nyb_code tool_choice_normalize(json_t *body, struct nyb_err *err)
+{
+    const json_t *tools = json_object_get(body, "tools"), *choice = json_object_get(body, "tool_choice");
+    const char *word = json_string_value(choice), *type = json_string_value(json_object_get(choice, "type"));
+    if (tools && (json_is_null(tools) || (json_is_array(tools) && json_array_size(tools) == 0))) {
+        json_object_del(body, "tools");
+        tools = NULL;
+    }
+    if (!tools && word && !strcmp(word, "auto"))
+        json_object_del(body, "tool_choice");
+    if (type && !strcmp(type, "allowed_tools"))
+        return keep_allowed(body, json_object_get(choice, "allowed_tools"), err);
+    return NYB_OK;
 }
 
 enum nyb_code tool_choice_check(const json_t *body, struct nyb_err *err)
@@ -49,7 +103,8 @@ enum nyb_code tool_choice_check(const json_t *body, struct nyb_err *err)
 
 struct calls {
     const struct parse_format *format;
-    const char *only; /* the one function that may be called; NULL: any */
+    const char *only;      /* the one function that may be called; NULL: any    */
+    const json_t *content; /* schema of an answer without calls; NULL: any text */
     json_t *structures;
     struct nyb_err *err;
 };
@@ -103,6 +158,11 @@ static json_t *arguments_schema(const json_t *function, bool constrain)
     return schema;
 }
 
+static bool is_strict(const json_t *tool)
+{
+    return json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
+}
+
 static enum nyb_code add_call(struct calls *c, const json_t *tool, bool constrain)
 {
     const json_t *function = json_object_get(tool, "function");
@@ -117,16 +177,12 @@ static enum nyb_code add_call(struct calls *c, const json_t *tool, bool constrai
                       name);
     write_frame(c->format, name, &begin, &end);
     json_array_append_new(c->structures,
-                          json_pack("{s:s, s:s, s:s, s:o}", "begin", begin.data, "end", end.data, "style",
-                                    style_of(c->format), "schema", arguments_schema(function, constrain)));
+                          json_pack("{s:s, s:s, s:s, s:o, s:b}", "begin", begin.data, "end", end.data,
+                                    "style", style_of(c->format), "schema",
+                                    arguments_schema(function, constrain), "loose", (int)!is_strict(tool)));
     buf_free(&begin);
     buf_free(&end);
     return NYB_OK;
-}
-
-static bool is_strict(const json_t *tool)
-{
-    return json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
 }
 
 /* Tags of the syntax may be special tokens. */
@@ -148,6 +204,8 @@ static enum nyb_code write_calls(struct calls *c, const json_t *tools, bool requ
     json_t *all = json_pack("{s:O, s:[s], s:o, s:b, s:b}", "structures", c->structures, "triggers",
                             c->format->call_open, "markers", markers_of(c->format), "required", (int)required,
                             "parallel", (int)parallel);
+    if (c->content)
+        json_object_set(all, "content", (json_t *)(uintptr_t)c->content);
     char *text = json_dumps(all, JSON_COMPACT);
     buf_add_str(out, text ? text : "");
     free(text);
@@ -155,8 +213,9 @@ static enum nyb_code write_calls(struct calls *c, const json_t *tools, bool requ
     return NYB_OK;
 }
 
-enum nyb_code tool_choice_constraint(const struct gen *g, const json_t *body, struct arena *a,
-                                     const char **parameter, const char **text, struct nyb_err *err)
+enum nyb_code tool_choice_constraint(const struct gen *g, const json_t *body, const json_t *content,
+                                     struct arena *a, const char **parameter, const char **text,
+                                     struct nyb_err *err)
 {
     const json_t *choice = json_object_get(body, "tool_choice"), *tools = json_object_get(body, "tools");
     const char *word = json_string_value(choice), *name = named(choice);
@@ -165,8 +224,10 @@ enum nyb_code tool_choice_constraint(const struct gen *g, const json_t *body, st
     json_t *tool;
     size_t i;
     json_array_foreach(tools, i, tool) strict = strict || is_strict(tool);
-    if (!json_is_array(tools) || (word && !strcmp(word, "none")) || (!required && !strict))
+    bool asked = required || strict || (content && c.format->call_open);
+    if (!json_is_array(tools) || (word && !strcmp(word, "none")) || !asked)
         return NYB_OK;
+    c.content = required ? NULL : content;
     *parameter = required ? "tool_choice" : "tools";
     if (!c.format->call_open)
         return err_at(

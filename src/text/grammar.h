@@ -21,7 +21,8 @@ struct grammar;
 struct grammar_vocab;
 struct tokenizer;
 
-#define GRAMMAR_TEXT_MAX (1u << 20) /* bytes of a constraint's text */
+#define GRAMMAR_TEXT_MAX (1u << 20)       /* bytes of a constraint's text */
+#define GRAMMAR_CONTENT  "content/schema" /* how errors call the schema of tags' content */
 
 enum grammar_kind {
     GRAMMAR_JSON_OBJECT, /* any JSON object; no text                            */

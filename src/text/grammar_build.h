@@ -15,6 +15,11 @@ enum grammar_regex_form {
 enum nyb_code grammar_regex(struct grammar_ast *g, const char *text, size_t len, enum grammar_regex_form form,
                             uint32_t *node, struct nyb_err *err) NYB_MUST_CHECK;
 
+/* What is wrong at a byte of a text, which is repeated from there, if it is long the part around it.
+ * source: what it is, with a space behind, or "". */
+enum nyb_code grammar_fail_at(struct nyb_err *err, const char *source, const char *text, size_t len,
+                              size_t at, const char *what);
+
 /* ---- grammar_chars.c: text[*at] is behind the opening bracket; *at ends behind the closing one. The set is
  * finished. Errors name the byte. */
 enum nyb_code grammar_bracket(const char *text, size_t len, size_t *at, struct grammar_chars *out,

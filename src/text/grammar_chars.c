@@ -6,12 +6,33 @@
 #include "text/utf8.h"
 
 #define COUNT_MAX 100000 /* of a repetition */
-#define SHOWN     100u   /* bytes of a text that an error repeats */
+#define SHOWN     100u   /* bytes of a text that an error repeats: those around its place */
+
+enum nyb_code grammar_fail_at(struct nyb_err *err, const char *source, const char *text, size_t len,
+                              size_t at, const char *what)
+{
+    size_t from = len <= SHOWN || at <= SHOWN / 2 ? 0 : at - SHOWN / 2;
+    size_t end = len - from <= SHOWN ? len : from + SHOWN;
+    while (from > 0 && utf8_is_tail(text[from]) && from < at)
+        from++;
+    while (end < len && utf8_is_tail(text[end]) && end > at)
+        end--;
+    return err_at(err, NYB_E_ARG, "", (int64_t)at, "%s at byte %zu of %s\"%s%.*s%s\"", what, at, source,
+                  from > 0 ? "..." : "", (int)(end - from), text + from, end < len ? "..." : "");
+}
 
 static enum nyb_code fail_at(struct nyb_err *err, const char *text, size_t len, size_t at, const char *what)
 {
-    return err_at(err, NYB_E_ARG, "", (int64_t)at, "%s at byte %zu of \"%.*s\"", what, at,
-                  (int)(len < SHOWN ? len : SHOWN), text);
+    return grammar_fail_at(err, "", text, len, at, what);
+}
+
+/* What expressions can have and these do not. */
+static enum nyb_code refuse_at(struct nyb_err *err, const char *text, size_t len, size_t at, const char *what)
+{
+    (void)fail_at(err, text, len, at, what);
+    if (err)
+        err->code = NYB_E_UNSUPPORTED;
+    return NYB_E_UNSUPPORTED;
 }
 
 static int hex_digit(char c)
@@ -88,8 +109,8 @@ enum nyb_code grammar_escape(const char *text, size_t len, size_t *at, struct gr
     else if (control)
         code = (unsigned char)to[control - from];
     else if ((c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z'))
-        return fail_at(err, text, len, begin,
-                       "an escape that is not supported (a backreference, \\b, \\p or another)");
+        return refuse_at(err, text, len, begin,
+                         "an escape that is not supported (a backreference, \\b, \\p or another)");
     else if ((c & 0x80) != 0)
         return fail_at(err, text, len, begin, "a backslash before a character that needs none");
     else

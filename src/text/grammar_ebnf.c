@@ -4,6 +4,7 @@
  *     reason ::= ", because " [^\n]{1,80} # character classes; . is any character
  *
  * White space and newlines are free: a rule ends where the next "name ::=" begins. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,8 +32,9 @@ static enum nyb_code fail(struct ebnf *e, const char *what)
     int line = 1;
     for (size_t i = 0; i < e->at && i < e->len; i++)
         line += e->text[i] == '\n';
-    return err_at(e->err, NYB_E_ARG, "", (int64_t)e->at, "%s at byte %zu (line %d) of the grammar", what,
-                  e->at, line);
+    char source[48];
+    snprintf(source, sizeof(source), "the grammar (line %d) ", line);
+    return grammar_fail_at(e->err, source, e->text, e->len, e->at, what);
 }
 
 static void skip_space(struct ebnf *e)

@@ -20,8 +20,16 @@ struct regex {
 
 static enum nyb_code fail(struct regex *r, const char *what)
 {
-    return err_at(r->err, NYB_E_ARG, "", (int64_t)r->at,
-                  "%s at byte %zu of the regular expression \"%.100s\"", what, r->at, r->text);
+    return grammar_fail_at(r->err, "the regular expression ", r->text, r->len, r->at, what);
+}
+
+/* What expressions can have and these do not. */
+static enum nyb_code refuse(struct regex *r, const char *what)
+{
+    (void)fail(r, what);
+    if (r->err)
+        r->err->code = NYB_E_UNSUPPORTED;
+    return NYB_E_UNSUPPORTED;
 }
 
 static enum nyb_code take_alternatives(struct regex *r, uint32_t *node);
@@ -60,7 +68,7 @@ static enum nyb_code take_group(struct regex *r, uint32_t *node)
             return fail(r, "a group's name that does not end");
         r->at = (size_t)(end - r->text) + 1;
     } else if (looking_at(r, "?")) {
-        return fail(r, "a lookaround, flag or condition, which is not supported,");
+        return refuse(r, "a lookaround, flag or condition, which is not supported,");
     }
     if (++r->depth > DEPTH_MAX)
         return fail(r, "a group nested too deep");
@@ -109,7 +117,7 @@ static enum nyb_code take_atom(struct regex *r, uint32_t *node)
         return fail(r, "a repetition of nothing");
     case '^':
     case '$':
-        return fail(r, "^ or $ within the expression, which is not supported,");
+        return refuse(r, "^ or $ within the expression, which is not supported,");
     default:
         grammar_chars_add(&c, utf8_code(r->text + r->at), utf8_code(r->text + r->at));
         r->at += utf8_size(r->text[r->at]);

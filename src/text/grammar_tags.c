@@ -5,7 +5,11 @@
  *      "triggers": ["<tool_call>"],       one text that all begins start with; does not repeat its first byte
  *      "markers": ["</tool_call>", ...],  texts that may come as special tokens, besides the trigger
  *      "required": false,                 the text begins with a structure, and nothing stands between them
- *      "parallel": true}                  more than one structure may come
+ *      "parallel": true,                  more than one structure may come
+ *      "content": {...}}                  the schema of JSON that may come instead of structures, where there
+ * is no text besides
+ *
+ * A structure with "loose": true is any object where its schema has something that cannot be kept.
  *
  * Styles: "json"; "function", parameters as <parameter=k>\nv\n</parameter>; "argkey", as
  * <arg_key>k</arg_key>\n<arg_value>v</arg_value>. In the last two, strings are plain text up to the closing
@@ -14,6 +18,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "text/grammar.h"
 #include "text/grammar_schema.h"
 
 #define STRUCTURES_MAX 512
@@ -270,30 +275,58 @@ static enum nyb_code tag_style(struct tags *t, const struct style *style, const 
 
 /* ---- structures ------------------------------------------------------------------------------------ */
 
+static enum nyb_code inside(struct tags *t, const struct style *style, const json_t *schema,
+                            const char *where, uint32_t *node)
+{
+    if (style->open)
+        return tag_style(t, style, schema, where, node);
+    return grammar_schema(&t->j, schema, where, node, t->err);
+}
+
+/* Built where nobody sees it: what fails half-way leaves rules behind. */
+static bool can_be_kept(const struct tags *t, const struct style *style, const json_t *schema)
+{
+    struct grammar_ast g = {0};
+    struct nyb_err err;
+    struct tags probe = {.spec = t->spec, .markers = t->markers, .trigger = t->trigger, .err = &err};
+    uint32_t node;
+    enum nyb_code code = grammar_json_open(&probe.j, &g, NULL, &err);
+    if (code == NYB_OK)
+        code = inside(&probe, style, schema, "", &node);
+    grammar_ast_free(&g);
+    return code != NYB_E_UNSUPPORTED;
+}
+
+static const struct style *style_named(const json_t *name)
+{
+    for (size_t i = 0; i < COUNT_OF(styles) && json_is_string(name); i++)
+        if (!strcmp(styles[i].name, json_string_value(name)))
+            return &styles[i];
+    return name ? NULL : &styles[0];
+}
+
 /* What follows the trigger. */
 static enum nyb_code structure(struct tags *t, const json_t *one, size_t number, uint32_t *node)
 {
     const char *begin = json_string_value(json_object_get(one, "begin"));
     const char *end = json_string_value(json_object_get(one, "end"));
-    const json_t *schema = json_object_get(one, "schema"), *name = json_object_get(one, "style");
-    const struct style *style = name ? NULL : &styles[0];
+    const json_t *schema = json_object_get(one, "schema");
+    const struct style *style = style_named(json_object_get(one, "style"));
     char where[64];
-    uint32_t inside = 0;
-    for (size_t i = 0; i < COUNT_OF(styles) && json_is_string(name); i++)
-        if (!strcmp(styles[i].name, json_string_value(name)))
-            style = &styles[i];
+    uint32_t middle = 0;
     if (!begin || !end || !schema || !style)
         return wrong(t, "each structure must have begin, schema and end, and a known style if it has one");
     if (strncmp(begin, t->trigger, strlen(t->trigger)))
         return wrong(t, "every begin must start with the trigger");
     snprintf(where, sizeof(where), "structures/%zu/schema#", number);
-    if (style->open)
-        TRY(tag_style(t, style, schema, where, &inside));
-    else
-        TRY(grammar_schema(&t->j, schema, where, &inside, t->err));
+    bool any = json_is_true(json_object_get(one, "loose")) && !can_be_kept(t, style, schema);
+    json_t *object = any ? json_pack("{s:s}", "type", "object") : NULL;
+    enum nyb_code code = inside(t, style, any ? object : schema, where, &middle);
+    json_decref(object);
+    TRY(code);
     struct grammar_ast *g = t->j.g;
     *node = grammar_cat(g, marked_text(t, begin + strlen(t->trigger)),
-                        grammar_cat(g, inside, marked_text(t, end)));
+                        grammar_cat(g, middle, marked_text(t, end)));
     return NYB_OK;
 }
 
@@ -323,12 +356,21 @@ static enum nyb_code take_trigger(struct tags *t)
     return NYB_OK;
 }
 
-/* required: structure (newline structure)*; else text with structures in it, each of which leads back to the
- * text, or, where only one may come, to text without. */
+static enum nyb_code or_content(struct tags *t, const json_t *content, uint32_t *node)
+{
+    uint32_t inside = 0;
+    TRY(grammar_schema(&t->j, content, GRAMMAR_CONTENT "#", &inside, t->err));
+    *node = grammar_alt(t->j.g, *node, inside);
+    return NYB_OK;
+}
+
+/* required: structure (newline structure)*, or what content says; else text with structures in it, each of
+ * which leads back to the text, or, where only one may come, to text without. */
 static enum nyb_code arrange(struct tags *t, uint32_t *node)
 {
     struct grammar_ast *g = t->j.g;
-    bool required = json_is_true(json_object_get(t->spec, "required"));
+    const json_t *content = json_object_get(t->spec, "content");
+    bool required = content || json_is_true(json_object_get(t->spec, "required"));
     bool parallel = !json_is_false(json_object_get(t->spec, "parallel"));
     uint32_t one = 0, rule = grammar_declare(g, "a structure"),
              again = grammar_declare(g, "behind a structure");
@@ -342,7 +384,7 @@ static enum nyb_code arrange(struct tags *t, uint32_t *node)
         uint32_t first = grammar_cat(g, grammar_marker(g, t->trigger), call);
         uint32_t more = grammar_times(g, grammar_cat(g, newline, first), 0, GRAMMAR_REPEAT);
         *node = parallel ? grammar_cat(g, first, more) : first;
-        return NYB_OK;
+        return content ? or_content(t, content, node) : NYB_OK;
     }
     uint32_t hit = grammar_cat(g, call, grammar_call(g, again)),
              behind = grammar_declare(g, "a structure and on");

@@ -128,13 +128,9 @@ static void build(struct grammar_vocab *v)
 static bool add_bytes(const struct tokenizer *t, int32_t token, struct buf *out)
 {
     size_t len;
-    const char *spelling = tok_spelling(t, token, &len);
-    if (!spelling)
-        return true;
-    if (!tok_is_special(t, token))
-        return decoder_token_bytes(t->decoder, spelling, len, out);
-    buf_add_byte(out, (char)GRAMMAR_SPECIAL);
-    return decoder_token_bytes(t->decoder, spelling, len, out);
+    if (tok_spelling(t, token, &len) && tok_is_special(t, token))
+        buf_add_byte(out, (char)GRAMMAR_SPECIAL);
+    return tok_token_bytes(t, token, out);
 }
 
 enum nyb_code grammar_vocab_open(struct grammar_vocab **out, const struct tokenizer *t, int32_t n_vocab,

@@ -66,6 +66,13 @@ const char *tok_text_of(const struct tokenizer *t, int32_t id)
     return tok_spelling(t, id, &len);
 }
 
+bool tok_token_bytes(const struct tokenizer *t, int32_t id, struct buf *out)
+{
+    size_t len;
+    const char *spelling = tok_spelling(t, id, &len);
+    return !spelling || decoder_token_bytes(t->decoder, spelling, len, out);
+}
+
 bool tok_is_special(const struct tokenizer *t, int32_t id)
 {
     return id >= 0 && id < t->n_id && t->special[id];

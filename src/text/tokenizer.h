@@ -44,6 +44,9 @@ void tok_decode(const struct tokenizer *t, const int32_t *id, size_t n, bool ski
 int32_t tok_vocab_size(const struct tokenizer *t);                 /* largest id + 1 */
 int32_t tok_id_of(const struct tokenizer *t, const char *content); /* -1: none        */
 const char *tok_text_of(const struct tokenizer *t, int32_t id);    /* as in the vocabulary; NULL: none */
+/* Append what one token adds to a text in the middle of it; nothing where there is no such id. False: that
+ * depends on the tokens around it. */
+bool tok_token_bytes(const struct tokenizer *t, int32_t id, struct buf *out);
 bool tok_is_special(const struct tokenizer *t, int32_t id);
 
 /* Incremental decoding: pieces come out as soon as they can no longer change, never half a character. The

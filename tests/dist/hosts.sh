@@ -62,7 +62,7 @@ hosts_join() { kill -USR2 "$HOSTS_LINE"; }
 
 # Without --bind-to none every rank would be pinned to core 0; without btl tcp alone Open MPI finds that the hosts
 # share memory; without plm rsh an image that says OMPI_MCA_plm=isolated, as some do, starts all ranks on the first host.
-# The keep-alives end mpirun when a host is cut off for some 9 s: it would wait for a quarter of an hour.
+# The keep-alives end mpirun when a host is cut off for some 9 s (HOSTS_PROBES 4; 2: 5 s): it would wait for a quarter of an hour.
 hosts_mpirun() {
     local count=$1 hosts=""
     shift
@@ -72,5 +72,5 @@ hosts_mpirun() {
     "$HOSTS_DIR/agent.sh" 198.18.7.1 mpirun.openmpi --allow-run-as-root --bind-to none --mca plm rsh \
         --mca mpi_yield_when_idle 1 --mca plm_rsh_agent "$HOSTS_DIR/agent.sh" --mca pml ob1 --mca btl self,tcp \
         --mca btl_tcp_if_include line0 --mca oob_tcp_if_include line0 \
-        --mca oob_tcp_keepalive_time 1 --mca oob_tcp_keepalive_intvl 2 --mca oob_tcp_keepalive_probes 4 --host "$hosts" -np "$count" "$@"
+        --mca oob_tcp_keepalive_time 1 --mca oob_tcp_keepalive_intvl 2 --mca oob_tcp_keepalive_probes "${HOSTS_PROBES:-4}" --host "$hosts" -np "$count" "$@"
 }

@@ -116,9 +116,9 @@ def lose_a_rank(ranks, victim, number, wanted):
     print(f"{ranks} ranks, {signal.Signals(number).name} of rank {victim}: all ended after {took:.1f} s", flush=True)
 
 
-def answers(server):
+def answers(server, tokens=900):
     def answer(prompt):
-        return server.post("/v1/completions", body(prompt, 900))[1]["choices"][0]["text"]
+        return server.post("/v1/completions", body(prompt, tokens))[1]["choices"][0]["text"]
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
         return dict(zip(PROMPTS, threads.map(answer, PROMPTS)))
 
@@ -155,7 +155,7 @@ def main():
             lose_a_rank(ranks, victim, signal.SIGKILL, wanted)
         lose_a_rank(ranks, ranks - 1, signal.SIGSTOP, wanted)
         server = start(ranks)  # and it starts again, with the same answers
-        assert answers(server) == wanted
+        assert all(text and wanted[prompt].startswith(text) for prompt, text in answers(server, 200).items())
         assert server.stop() == 0
         server.close()
         print(f"{ranks} ranks: the same answers after a restart", flush=True)

@@ -1,5 +1,6 @@
 /* Bodies of requests: JSON to sampling parameters, messages, tools and what both APIs share. */
 #include <stdint.h>
+#include <string.h>
 
 #include "base/json.h"
 #include "nybble.h"
@@ -10,12 +11,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #include "server/messages.h"
 #include "server/params_json.h"
 #include "server/request.h"
+#include "server/responses_input.h"
 #include "server/tool_choice.h"
 #include "text/chat_json.h"
 
 static void try_messages(json_t *body)
 {
     struct nyb_err err;
+    if (tool_choice_normalize(body, &err) != NYB_OK)
+        ASSERT(err.message[0]);
     json_t *messages = json_object_get(body, "messages"), *tools = json_object_get(body, "tools");
     if (messages_normalize(messages, &err) == NYB_OK) {
         size_t i;
@@ -26,6 +30,22 @@ static void try_messages(json_t *body)
         ASSERT(json_array_size(tools) > 0);
     if (tool_choice_check(body, &err) != NYB_OK)
         ASSERT(err.message[0]);
+}
+
+static void try_responses(const json_t *body)
+{
+    struct nyb_err err;
+    json_t *chat;
+    if (responses_input(body, &chat, &err) != NYB_OK) {
+        ASSERT(err.where[0] && err.message[0]);
+        return;
+    }
+    if (messages_normalize(json_object_get(chat, "messages"), &err) != NYB_OK ||
+        tool_choice_normalize(chat, &err) != NYB_OK || tool_choice_check(chat, &err) != NYB_OK) {
+        responses_rename_fault(&err);
+        ASSERT(strncmp(err.where, "messages", 8));
+    }
+    json_decref(chat);
 }
 
 static void try_common(json_t *body, const struct nyb_sampling *s)
@@ -75,6 +95,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     if (params_ids(json_object_get(body, "prompt"), "prompt", &a, &ids, &n, &err) != NYB_OK)
         ASSERT(err_http_status(err.code) == 400);
+    try_responses(body);
     try_messages(body);
     arena_free(&a);
     json_decref(body);

@@ -240,12 +240,10 @@ static inline size_t golden_answer_bytes(const struct model *m)
     return GOLDEN_ANSWER_IDS * (size_t)model_config(m)->vocab * sizeof(float);
 }
 
-/* Of n places, faults are planned at every third; at all of them where they are few, or with
- * NYBBLE_LONG=1 (make long). */
+/* Of n places, faults are planned at every third; at all of them where they are few, or in the long run. */
 static inline int golden_fault_stride(int n)
 {
-    const char *all = getenv("NYBBLE_LONG");
-    return n <= 9 || (all && all[0] == '1') ? 1 : 3;
+    return n <= 9 || test_is_long() ? 1 : 3;
 }
 
 #endif

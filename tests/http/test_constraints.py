@@ -183,6 +183,62 @@ class Calls(WithServer):
                          "type": "object", "properties": {"a": {"not": {}}}}}}])
 
 
+    def test_calls_or_a_format(self):
+        """With response_format an answer is calls of the tools, strict or not, or what the format says."""
+        _, ids = self.server.post("/tokenize", {"prompt": "<tool_call>", "add_special_tokens": False})
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+        formats = [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}]
+        strict = [{**t, "function": {**t["function"], "strict": True}} for t in self.tools]
+        done = [{"role": "user", "content": "Who?</think>"}]  # there is no reasoning then
+        for call, tools, form in ((c, t, f) for c in (True, False) for t in (strict, self.tools) for f in formats):
+            choice = self.chat(messages=done, tools=tools, response_format=form, parallel_tool_calls=False, temperature=0,
+                               logit_bias={str(ids["tokens"][0]): 100 if call else -100})
+            with self.subTest(call=call, strict=tools is strict, form=form["type"]):
+                if call:
+                    endless = tools is not strict and choice["finish_reason"] == "length"  # arguments without an end
+                    self.assertEqual(choice["finish_reason"], "length" if endless else "tool_calls", choice)
+                    if endless:
+                        self.assertTrue(choice["message"]["content"].startswith("<tool_call>"), choice)
+                    elif tools is strict:
+                        self.check(choice["message"]["tool_calls"][0])
+                elif choice["finish_reason"] == "stop":
+                    self.assertIsInstance(json.loads(choice["message"]["content"]), dict)
+                else:
+                    self.assertEqual(choice["message"]["content"].lstrip()[:1], "{", choice)
+        for how in ("required", {"type": "function", "function": {"name": "look"}}):  # then there is nothing but calls
+            message = self.chat(messages=done, tools=strict, tool_choice=how, response_format=formats[1])["message"]
+            self.assertFalse((message["content"] or "").startswith("{"), message)
+        none = self.chat(messages=done, tools=strict, tool_choice="none", response_format=formats[1], temperature=0)["message"]
+        self.assertEqual(none["content"][:1], "{")
+        wrong = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}
+        self.refused("response_format", "not", path="/v1/chat/completions", tools=strict, response_format=wrong)
+
+    def test_schemas_that_cannot_be_kept(self):
+        """A tool that is not strict is called with any object then; a strict one is refused."""
+        parameters = {"type": "object", "properties": {"at": {"type": "object", "patternProperties": {"^x": {}}}}}
+        for strict in (False, True):
+            tools = [{"type": "function", "function": {"name": "look", "strict": strict, "parameters": parameters}}]
+            for how in ("required", {"type": "function", "function": {"name": "look"}}):
+                if strict:
+                    self.refused("tool_choice", "patternProperties", path="/v1/chat/completions", tools=tools, tool_choice=how)
+                    continue
+                message = self.chat(messages=[{"role": "user", "content": "Who?</think>"}], tools=tools, tool_choice=how,
+                                    temperature=0)["message"]
+                if message.get("tool_calls"):
+                    self.assertIsInstance(json.loads(message["tool_calls"][0]["function"]["arguments"]), dict)
+                else:  # arguments without an end
+                    self.assertTrue(message["content"].startswith("<tool_call>"), message)
+        wrong = [{"type": "function", "function": {"name": "look", "parameters": {
+            "type": "object", "properties": {"a": {"type": "odd"}}}}}]
+        self.refused("tool_choice", "malformed", path="/v1/chat/completions", tools=wrong, tool_choice="required")
+
+    def test_allowed_tools(self):
+        allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "go"}}]}
+        for choice in self.chats(8, lambda seed: {"tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}):
+            for call in choice["message"].get("tool_calls") or []:
+                self.assertEqual(call["function"]["name"], "go")
+
+
 class FunctionCalls(Calls):
     options = ("--parser", "qwen3_coder", "--max-num-seqs", "16")
 

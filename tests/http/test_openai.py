@@ -227,6 +227,7 @@ class Client(unittest.TestCase):
         with self.assertRaises(openai.BadRequestError) as caught:
             self.client.completions.create(model=MODEL, prompt=[5] * 3000, max_tokens=1)
         self.assertIn("1024", str(caught.exception))
+        self.assertEqual(caught.exception.code, "context_length_exceeded")
         with self.assertRaises(openai.NotFoundError):
             self.client.embeddings.create(model=MODEL, input="x")
 
@@ -248,6 +249,23 @@ class Client(unittest.TestCase):
         asyncio.run(run())
         self.server.until_metric("num_requests_running", 0, 5)
         self.server.until_metric("kv_blocks_used", 0, 5)
+
+    def test_responses(self):
+        ask = {"model": MODEL, "input": "Once upon a time there was", "max_output_tokens": 8, "temperature": 0}
+        whole = self.client.responses.create(**ask)
+        self.assertEqual(whole.output_text, self.chat().choices[0].message.content)
+        self.assertEqual((whole.status, whole.incomplete_details.reason), ("incomplete", "max_output_tokens"))
+        events = list(self.client.responses.create(**ask, stream=True))
+        self.assertEqual("".join(e.delta for e in events if e.type == "response.output_text.delta"), whole.output_text)
+        self.assertEqual(events[-1].response.usage.output_tokens, 8)
+        word = whole.output_text.split()[3]
+        with self.client.responses.stream(**ask, extra_body={"stop": word}) as s:  # it wants one that is complete
+            kinds = {event.type for event in s}
+            self.assertEqual(s.get_final_response().output_text, whole.output_text[:whole.output_text.index(word)])
+        self.assertIn("response.output_text.delta", kinds)
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.client.responses.create(**ask, previous_response_id="resp_1")
+        self.assertEqual(caught.exception.param, "previous_response_id")
 
     def test_many_at_once(self):
         async def run():

@@ -50,7 +50,8 @@ class WithServer(unittest.TestCase):
         self.assertEqual(got, status, answer)
         error = answer["error"]
         self.assertEqual(set(error), {"message", "type", "param", "code"})
-        self.assertEqual(error["code"], status)
+        too_long = "maximum context length" in error["message"]
+        self.assertEqual(error["code"], "context_length_exceeded" if too_long else status)
         if param:
             self.assertEqual(error["param"], param, error)
         if text:
@@ -197,6 +198,17 @@ class Shapes(WithServer):
         pieces = [t for e in events[:-1] if e["choices"][0]["logprobs"] for t in e["choices"][0]["logprobs"]["content"]]
         self.assertEqual(pieces, content)
 
+    def test_bytes_of_parts_of_characters(self):
+        """Where a character is several tokens, their bytes are put together by the client."""
+        _, ids = self.server.post("/tokenize", {"prompt": "naïve 日本語 😀", "add_special_tokens": False})
+        choice = self.chat(allowed_token_ids=ids["tokens"], temperature=2, seed=1, max_tokens=60, ignore_eos=True,
+                           logprobs=True, top_logprobs=1)["choices"][0]
+        tokens = choice["logprobs"]["content"]
+        self.assertIn("\ufffd", "".join(t["token"] for t in tokens))
+        whole = bytes(b for t in tokens for b in t["bytes"])
+        self.assertEqual(whole.decode("utf-8", "replace"), choice["message"]["content"])
+        self.assertTrue(any(len(t["bytes"]) == 1 and t["bytes"][0] >= 0x80 for t in tokens))
+
     def test_chat_content_parts(self):
         parts = [{"type": "text", "text": PROMPT}]
         a = self.chat(messages=[{"role": "user", "content": parts}])["choices"]
@@ -314,8 +326,14 @@ class Errors(WithServer):
             ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
              "messages[0]"),
             ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 50}, "top_logprobs"),
-            ({"logprobs": 3}, "logprobs"), ({"tools": []}, "tools"), ({"tools": [{}]}, "tools"),
-            ({"tool_choice": "auto"}, "tool_choice"), ({"tools": [tool], "tool_choice": "any"}, "tool_choice"),
+            ({"logprobs": 3}, "logprobs"), ({"tools": {}}, "tools"), ({"tools": [{}]}, "tools"),
+            ({"tool_choice": "required"}, "tool_choice"), ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+            ({"tools": [tool], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+            ({"tools": [tool], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+             "tool_choice"),
+            ({"tools": [tool], "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+                "mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}}}, "tool_choice"),
+            ({"tools": [tool], "tool_choice": "any"}, "tool_choice"),
             ({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
             ({"tools": [tool], "tool_choice": "required"}, "tool_choice"),  # this model has no format for them
             ({"chat_template_kwargs": 3}, "chat_template_kwargs"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
@@ -328,6 +346,13 @@ class Errors(WithServer):
             with self.subTest(fields):
                 self.refused("/v1/chat/completions", {**CHAT, **fields}, 400, param)
 
+    def test_no_tools(self):
+        """An empty list, and "auto" without tools, say nothing; clients send both unasked."""
+        plain = self.chat()["choices"]
+        for fields in ({"tools": []}, {"tools": None}, {"tool_choice": "auto"}, {"tools": [], "tool_choice": "auto"}):
+            with self.subTest(fields):
+                self.assertEqual(self.chat(**fields)["choices"], plain)
+
     def test_bodies(self):
         for body, text in (('{"prompt": ', "(byte "), (b"\xff\xfe", "valid JSON"), ("[]", "JSON object"),
                            ('{"prompt": "x",}', "(byte "), ('{"a": 1, "a": 2}', "duplicate"), ("", "empty"),
@@ -339,8 +364,9 @@ class Errors(WithServer):
 
     def test_too_long(self):
         error = self.refused("/v1/completions", {**GREEDY, "prompt": [5] * 2000}, 400, "prompt")
-        self.assertIn("1024", error["message"])
-        self.assertIn("2000", error["message"])
+        # Frameworks know the case by these words: LiteLLM by the first, LangChain by the second.
+        self.assertIn("This model's maximum context length is 1024 tokens.", error["message"])
+        self.assertIn("2000 tokens: the prompt is too long", error["message"])
         self.refused("/v1/completions", {"prompt_token_ids": [5] * 2000, "max_tokens": 1}, 400, "prompt_token_ids")
         chat = [{"role": "user", "content": "Once upon a time. " * 600}]
         self.refused("/v1/chat/completions", {"messages": chat, "max_tokens": 1}, 400, "messages")
@@ -490,6 +516,30 @@ class Limits(WithServer):
         self.assertEqual((line["method"], line["path"], line["status"]), ("GET", "/health", 200))
         for text in self.server.text().splitlines():
             self.assertEqual(json.loads(text)["level"], "info")
+
+
+class Silence(WithServer):
+    options = ("--stream-keepalive", "0.3")
+
+    def test_comments(self):
+        """A stream that has nothing to say says so; its events stay as they are."""
+        plain = self.server.stream("/v1/completions", GREEDY)
+        for path, body in (("/v1/completions", GREEDY), ("/v1/chat/completions", CHAT), ("/v1/responses", {"input": "x", "max_output_tokens": 8})):
+            with self.subTest(path):
+                self.assertEqual(self.server.post("/pause_generation", {"mode": "in_place"})[0], 200)
+                with self.server.socket() as s:
+                    s.sendall(raw_request(path, {**body, "stream": True}, Connection="close"))
+                    data = read_until(s, b": keep-alive\n\n\r\n")
+                    self.assertNotIn(b"data: ", data)
+                    data = read_until(s, b": keep-alive\n\n\r\n")
+                    self.assertEqual(self.server.post("/continue_generation", {})[0], 200)
+                    while b"\r\n0\r\n" not in data:
+                        data += s.recv(65536)
+                self.assertIn(b"data: ", data)
+                if path == "/v1/completions":
+                    texts = [json.loads(line[6:])["choices"][0]["text"] for line in data.decode().split("\n")
+                             if line.startswith("data: {")]
+                    self.assertEqual(texts, [e["choices"][0]["text"] for e in plain[:-1]])
 
 
 class Disconnects(WithServer):
@@ -647,6 +697,28 @@ class Drain(unittest.TestCase):
         self.assertNotEqual(server.stop(), 0)
         self.assertLess(time.time() - start, 2)
         s.close()
+
+    def test_hangup(self):
+        """A terminal that closes, which may say so twice, ends no answer; nohup's programs do not hear it."""
+        server = Server("--drain", str(30 * SLOW))
+        out = []
+        thread = in_background(self.read_stream, server, out)
+        server.until_metric("num_requests_running", 1)
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            server.process.send_signal(number)
+            time.sleep(0.05)
+        thread.join(60 * SLOW)
+        self.assertEqual((len(out[0]), out[0][-1]), (901, "[DONE]"))
+        self.assertEqual(server.process.wait(20), 0, server.text())
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            server = Server()
+        finally:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        self.assertEqual(server.request("GET", "/ready")[0], 200)
+        self.assertEqual(server.stop(), 0)
 
     def test_notify(self):
         with tempfile.TemporaryDirectory() as folder:

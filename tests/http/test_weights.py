@@ -225,7 +225,7 @@ class Updates(WithRoot):
             return min(sizes)
         ten(0)
         before, files = ten(10), self.server.open_files()
-        for i in range(20, 50, 10):  # golden.test_live has a hundred, without the server
+        for i in range(20, 50, 10):  # golden.test_live has more, without the server
             after = ten(i)
         update(self.server, A)
         self.assertLess(after - before, GROWTH_KIB)

@@ -246,11 +246,33 @@ static bool ways_are_measured(struct comm *c)
     return true;
 }
 
+static bool sums_are_measured(struct comm *c)
+{
+    struct pool *pool;
+    uint64_t all[COMM_RANK_MAX];
+    CHECK(pool_open(&pool, 1, NULL) == NYB_OK);
+    CHECK(comm_measure_sums(c, kernels_cpu(), pool, true, 0));
+    uint64_t own = comm_one_shot_bytes(c);
+    CHECK(comm_gather(c, &own, sizeof(own), all));
+    for (int r = 0; r < comm_size(c); r++)
+        CHECK(all[r] == own);
+    CHECK(own >= (16 << 10));
+    pool_close(pool);
+    return true;
+}
+
 static void test_ranks_agree_on_the_ways(void **state)
 {
     (void)state;
     for (int size = 1; size <= 3; size++)
         run_ranks(size, 64 << 10, ways_are_measured);
+}
+
+static void test_ranks_agree_on_sums(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 3; size++)
+        run_ranks(size, 64 << 10, sums_are_measured);
 }
 
 int main(void)
@@ -262,6 +284,7 @@ int main(void)
         cmocka_unit_test(test_rows_of_nans_arrive),
         cmocka_unit_test(test_rows_of_the_failed_do_not_arrive),
         cmocka_unit_test(test_ranks_agree_on_the_ways),
+        cmocka_unit_test(test_ranks_agree_on_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -78,10 +78,11 @@ static void every_code_bit_has_a_place(void **state)
 }
 
 /* The A operand as mma.m16n8k16 has it: register a of lane l is row l/4 + 8 * (a % 2), its half h column
- * 2 * (l % 4) + h + 8 * (a / 2), where a column stands for k = 4 * (l % 4) + 2 * (a / 2) + h. */
+ * 2 * (l % 4) + h + 8 * (a / 2), where a column of instruction f stands for k = 16 * (l % 4) + 4 * f +
+ * 2 * (a / 2) + h. */
 static uint32_t rotate(uint32_t w, int n)
 {
-    return n ? w << n | w >> (32 - n) : w;
+    return w << n | w >> (32 - n);
 }
 
 static void lanes_find_their_weights(void **state)
@@ -97,15 +98,17 @@ static void lanes_find_their_weights(void **state)
     assert_true(cuda_layout_pack(packed, codes, scales, 16, 128, &bad));
     for (int at = 0; at < 2 * 32 * 4; at++) {
         const uint8_t *unit = packed + at / 128 * CUDA_UNIT_BYTES;
-        int lane = at % 128 / 4, block = at % 4;
-        uint32_t w;
-        memcpy(&w, unit + 16 * lane + 4 * block, 4);
-        uint32_t a[4] = {w & 0x81c081c0u, rotate(w, 4) & 0x81c081c0u, rotate(w, 10) & 0x81c081c0u,
-                         (rotate(w, 6) & 0x80c080c0u) | (rotate(w, 14) & 0x01000100u)};
+        int lane = at % 128 / 4, f = at % 4;
+        uint32_t words[4], w;
+        memcpy(words, unit + 16 * lane, 16);
+        w = words[f];
+        uint32_t last = (words[f & 2] & 0x06030603u) | (words[f | 1] << 2 & ~0x06030603u);
+        uint32_t a[4] = {w & 0x81c081c0u, w << 4 & 0x81c081c0u, rotate(w, 10) & 0x81c081c0u,
+                         (f % 2 ? rotate(last, 28) : last << 6) & 0x81c081c0u};
         for (int i = 0; i < 8; i++) {
             int reg = i / 2, row = lane / 4 + 8 * (reg % 2);
-            int k = at / 128 * 64 + 16 * block + 4 * (lane % 4) + 2 * (reg / 2) + i % 2;
-            uint8_t code = unit[CUDA_UNIT_CODES + lane / 4 * 8 + 2 * block + reg % 2];
+            int k = at / 128 * 64 + 16 * (lane % 4) + 4 * f + 2 * (reg / 2) + i % 2;
+            uint8_t code = unit[CUDA_UNIT_CODES + 2 * lane + reg % 2];
             double found = (double)bf16_to_float((uint16_t)(a[reg] >> (i % 2 * 16))) *
                            (double)bf16_to_float((uint16_t)(code << 4 | 0x7000)) * (double)CUDA_SCALE_BACK;
             uint8_t byte = codes[row * 64 + k / 2];

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "text/grammar.h"
 #include "text/tokenizer.h"
+#include "text/utf8.h"
 
 static const char schema[] =
     "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":40},"
@@ -32,6 +33,9 @@ static const struct grammar_source sources[] = {
     {.kind = GRAMMAR_TAGS,
      .text = "{\"triggers\":[\"<f>\"],\"structures\":[{\"begin\":\"<f>\",\"end\":\"</f>\",\"schema\":"
              "{\"type\":\"integer\"}}]}"},
+    {.kind = GRAMMAR_TAGS, /* structures, or what content says */
+     .text = "{\"triggers\":[\"<f>\"],\"structures\":[{\"begin\":\"<f>\",\"end\":\"</f>\",\"schema\":"
+             "{\"type\":\"integer\"}}],\"content\":{\"type\":\"array\",\"items\":{\"enum\":[1,\"<f>\"]}}}"},
 };
 
 struct house {
@@ -265,6 +269,43 @@ static void test_limits(void **state)
     buf_free(&deep);
 }
 
+/* A fault at byte 400 of 600, in each kind that has bytes: 100 around it are repeated, of whole characters.
+ */
+static void test_errors_show_the_place(void **state)
+{
+    (void)state;
+    static const struct {
+        enum grammar_kind kind;
+        const char *begin, *fault, *says;
+    } row[] = {
+        {GRAMMAR_REGEX, "", "**",
+         "a repetition of a repetition at byte 401 of the regular expression \"...\u00e4"},
+        {GRAMMAR_REGEX, "", "\\u00", "an escape without its hexadecimal digits at byte 402 of \"...\u00e4"},
+        {GRAMMAR_EBNF, "root ::= \"", "\" ]", "at byte 402 of the grammar (line 1) \"...\u00e4"},
+    };
+    for (size_t i = 0; i < COUNT_OF(row); i++) {
+        struct nyb_err err = {0};
+        struct grammar *g = NULL;
+        struct buf text = {0};
+        buf_add_str(&text, row[i].begin);
+        while (text.len < 399)
+            buf_add_str(&text, "\u00e4");
+        while (text.len < 400)
+            buf_add_byte(&text, 'b');
+        buf_add_str(&text, row[i].fault);
+        for (int j = 0; j < 100; j++)
+            buf_add_str(&text, "\u00f6");
+        const struct grammar_source s = {.kind = row[i].kind, .text = text.data};
+        assert_int_not_equal(grammar_open(&g, &s, NULL, &err), NYB_OK);
+        const char *says = strstr(err.message, row[i].says), *shown = says ? strchr(says, '"') : NULL;
+        if (!says || !strstr(shown, row[i].fault) || strcmp(shown + strlen(shown) - 6, "\u00f6...\""))
+            fail_msg("%s", err.message);
+        assert_in_range(strlen(shown), 100, 108);
+        assert_int_equal(utf8_valid_prefix(shown, strlen(shown)), strlen(shown));
+        buf_free(&text);
+    }
+}
+
 /* ---- cost ------------------------------------------------------------------------------------------ */
 
 static void measure(struct house *h, const char *name, const struct grammar_source *s, const char *begin)
@@ -340,6 +381,7 @@ int main(void)
         cmocka_unit_test(test_clearing_out),
         cmocka_unit_test(test_depth),
         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_errors_show_the_place),
         cmocka_unit_test(test_cost),
     };
     return cmocka_run_group_tests(tests, open_house, close_house);

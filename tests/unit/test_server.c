@@ -40,20 +40,41 @@ static void test_params_read_all(void **state)
     json_decref(body);
 }
 
-static void test_params_name_the_parameter(void **state)
+static void check_wrong(const char *fields, enum nyb_code code, const char *message)
 {
-    (void)state;
     struct nyb_sampling s;
     struct arena a;
     struct nyb_err err;
-    json_t *body = from_text("{\"top_k\": \"many\"}");
+    json_t *body = from_text(fields);
     arena_init(&a, 256);
-    assert_int_equal(params_read(&s, body, &a, &err), NYB_E_ARG);
-    assert_string_equal(err.where, "top_k");
-    assert_string_equal(err.message,
-                        "top_k must be an integer, got a string. (parameter=top_k, value=\"many\")");
+    assert_int_equal(params_read(&s, body, &a, &err), code);
+    assert_string_equal(err.message, message);
+    assert_non_null(strstr(fields, err.where));
     arena_free(&a);
     json_decref(body);
+}
+
+static void test_params_name_the_parameter(void **state)
+{
+    (void)state;
+    check_wrong("{\"top_k\": \"many\"}", NYB_E_ARG,
+                "top_k must be an integer, got a string. (parameter=top_k, value=\"many\")");
+    check_wrong("{\"seed\": 7.5}", NYB_E_ARG,
+                "seed must be an integer, got a number. (parameter=seed, value=7.5)");
+}
+
+/* Of integers the range. */
+static void test_params_say_which_integers(void **state)
+{
+    (void)state;
+    check_wrong(
+        "{\"seed\": 1e17}", NYB_E_RANGE,
+        "seed must be within 64 bits, or within 2^53 where it is written with a point or an exponent, "
+        "got 1e17. (parameter=seed, value=1e17)");
+    check_wrong("{\"top_k\": -1e18}", NYB_E_RANGE,
+                "top_k must be within 32 bits, got -1e18. (parameter=top_k, value=-1e18)");
+    check_wrong("{\"top_k\": 4294967296}", NYB_E_RANGE,
+                "top_k must be within 32 bits, got 4294967296. (parameter=top_k, value=4294967296)");
 }
 
 static void test_metadata_fills_gaps(void **state)
@@ -183,6 +204,8 @@ static void test_routes_that_are_near(void **state)
     assert_string_equal(route_near("/v1/models/"), "/v1/models");
     assert_string_equal(route_near("/completions//"), "/v1/completions");
     assert_string_equal(route_near("/v1/health"), "/health");
+    assert_string_equal(route_near("//v1/chat/completions"), "/v1/chat/completions");
+    assert_string_equal(route_near("//chat/completions/"), "/v1/chat/completions");
     static const char *const none[] = {"/",     "//", "", "/v1", "/v1/", "/metrics", "/v1/embeddings",
                                        "/chat", "x"};
     for (size_t i = 0; i < sizeof(none) / sizeof(*none); i++)
@@ -215,6 +238,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_params_read_all),
         cmocka_unit_test(test_params_name_the_parameter),
+        cmocka_unit_test(test_params_say_which_integers),
         cmocka_unit_test(test_metadata_fills_gaps),
         cmocka_unit_test(test_messages_normalize),
         cmocka_unit_test(test_reasoning_and_calls),

@@ -6,9 +6,11 @@
 #define N_WORD (CUDA_UNIT_CODES / 4)
 
 /* Where bit 15 (sign) and bits 8 to 6 (magnitude) of each pair's halves come from: the word rotated left by
- * so many bits. Pair 3 has bit 8 from another rotation: no four rotations tile 32 bits. */
-static const int rotation[4] = {0, 4, 10, 6};
-#define ROTATION_3_BIT_8 14
+ * so many bits; the last pair's of an even word and of the odd one behind it from what those two have left
+ * (SPARE), put together in one. */
+static const int rotation[3] = {0, 4, 10}, rotation_last[2] = {6, 28};
+#define SPARE       0x06030603u
+#define SPARE_SHIFT 2 /* of the odd word's */
 
 size_t cuda_layout_bytes(size_t n_row, size_t K)
 {
@@ -36,19 +38,22 @@ uint8_t cuda_layout_scale_back(uint8_t code)
     return (uint8_t)((m | 8) >> (4 - e)); /* zero of code 0 */
 }
 
-/* The bit of the word that is bit b (0 to 2 magnitude, 3 sign) of the code of pair p, half h. */
-static int place(int p, int h, int b)
+/* The bit that is bit b (0 to 2 magnitude, 3 sign) of the code of pair p, half h, of an even word or of the
+ * odd one behind it: of these two, as one of 64. */
+static int place(int odd, int p, int h, int b)
 {
-    int target = b == 3 ? 15 : 6 + b;
-    int turn = p == 3 && target == 8 ? ROTATION_3_BIT_8 : rotation[p];
-    return (target + 16 * h - turn) & 31;
+    int target = (b == 3 ? 15 : 6 + b) + 16 * h;
+    if (p < 3)
+        return ((target - rotation[p]) & 31) + 32 * odd;
+    int at = (target - rotation_last[odd]) & 31;
+    return SPARE >> at & 1 ? at : 32 + at - SPARE_SHIFT;
 }
 
-/* Where the word of the code of (row, k) is in its unit. */
-static size_t word_at(int row, int k)
+/* Where the two words are in the unit of which one has the code of (row, k). */
+static size_t words_at(int row, int k)
 {
-    int lane = row % 8 * 4 + k % GROUP / 4;
-    return (size_t)(16 * lane + 4 * (k / GROUP));
+    int lane = row % 8 * 4 + k / GROUP;
+    return (size_t)(16 * lane + 8 * (k % GROUP / 8));
 }
 
 static int pair_of(int row, int k)
@@ -63,11 +68,11 @@ static size_t scale_at(int row, int block)
 
 static void put_code(uint8_t *unit, int row, int k, unsigned code)
 {
-    uint32_t word;
-    memcpy(&word, unit + word_at(row, k), 4);
+    uint64_t words;
+    memcpy(&words, unit + words_at(row, k), 8);
     for (int b = 0; b < 4; b++)
-        word |= (uint32_t)(code >> b & 1) << place(pair_of(row, k), k % 2, b);
-    memcpy(unit + word_at(row, k), &word, 4);
+        words |= (uint64_t)(code >> b & 1) << place(k / 4 % 2, pair_of(row, k), k % 2, b);
+    memcpy(unit + words_at(row, k), &words, 8);
 }
 
 /* Of one block of 16: codes [8] and its scale into row `row`, block `block` of a unit of zeros. */
@@ -139,13 +144,15 @@ static uint32_t squeeze(uint32_t x)
 /* Of each word of a unit its four codes of the lane's low row, and above them those of the high one. */
 static void gather_codes(uint32_t codes[N_WORD], const uint8_t *unit)
 {
-    const uint32_t bit_8 = 0x01000100u;
     memcpy(codes, unit, CUDA_UNIT_CODES);
-    for (int i = 0; i < N_WORD; i++) {
-        uint32_t w = codes[i];
-        uint32_t last = (rotate(w, rotation[3]) & ~bit_8) | (rotate(w, ROTATION_3_BIT_8) & bit_8);
-        codes[i] = squeeze(rotate(w, rotation[0])) | squeeze(rotate(w, rotation[2])) << 8 |
-                   squeeze(rotate(w, rotation[1])) << 16 | squeeze(last) << 24;
+    for (int i = 0; i < N_WORD; i += 2) {
+        uint32_t spare = (codes[i] & SPARE) | (codes[i + 1] << SPARE_SHIFT & ~SPARE);
+        for (int odd = 0; odd < 2; odd++) {
+            uint32_t w = codes[i + odd];
+            codes[i + odd] = squeeze(rotate(w, rotation[0])) | squeeze(rotate(w, rotation[2])) << 8 |
+                             squeeze(rotate(w, rotation[1])) << 16 |
+                             squeeze(rotate(spare, rotation_last[odd])) << 24;
+        }
     }
 }
 
@@ -156,10 +163,10 @@ static void take_rows(uint8_t *codes, uint8_t *scales, const uint32_t from[N_WOR
     const int shift = high ? 16 : 0;
     for (size_t g = 0; g < n; g++)
         for (size_t f = 0; f < 4; f++) {
-            const uint32_t *lane = from + 16 * g + f; /* four of them have a block's 16 codes */
+            const uint32_t *lane = from + 16 * g + 4 * f; /* has a block's 16 codes */
             uint64_t block = 0;
-            for (int q = 0; q < 4; q++)
-                block |= (uint64_t)(lane[4 * q] >> shift & 0xffffu) << 16 * q;
+            for (int i = 0; i < 4; i++)
+                block |= (uint64_t)(lane[i] >> shift & 0xffffu) << 16 * i;
             memcpy(codes + g * (K / 2) + 8 * f, &block, 8);
             scales[g * (K / GROUP) + f] =
                 cuda_layout_scale_back(unit[scale_at((int)g + (high ? 8 : 0), (int)f)]);

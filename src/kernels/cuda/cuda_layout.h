@@ -2,18 +2,21 @@
  *
  * A unit holds 16 rows x 64 k in 576 bytes: 512 of codes, then 64 of block scales. It is what one warp reads
  * with one 16-byte load a lane and turns into the A operands of four mma.m16n8k16 (or a quarter of wgmma's):
- * lane l has rows g = l/4 and g + 8, and of each block of 16 k the four at 4 * (l % 4). A tile is the units
- * of 16 rows, k ascending; a matrix is its tiles. So any run of a matrix is one contiguous copy.
+ * lane l has rows g = l/4 and g + 8, and of them the block l % 4 of 16 k. So one scale of each row is all
+ * that it needs, and its k lie side by side in a row of x, too: instruction f multiplies four k of each
+ * block. A tile is the units of 16 rows, k ascending; a matrix is its tiles. So any run of a matrix is one
+ * contiguous copy.
  *
- * Word f of a lane (block f of the unit) holds four pairs of codes: row g, k 0 1; row g + 8, k 0 1; row g, k
- * 2 3; row g + 8, k 2 3. Their bits are spread so that few shifts and masks put a pair where bf16 has sign
- * and the low bits of its magnitude: 2^-126 times the value of e2m1. The scale is a code of five bits of
- * exponent and three of mantissa, which `code << 4 | 0x7000` makes the bf16 number scale * 2^107. Their
- * product, value * scale * 2^-19, is exact and normal: e4m3's subnormals are normal numbers here. What has no
- * such number moves into the codes of its block: the sign of a negative scale, and zero. A block whose scale
- * is zero has zero codes, under a scale code of zero that no other scale has (and that kernels take as a
- * scale like any other): so it is known again, and a matrix in this layout is the checkpoint's but for codes
- * under a scale of zero.
+ * Word f of a lane (k 4f to 4f + 3 of its block) holds four pairs of codes: row g, k 0 1; row g + 8, k 0 1;
+ * row g, k 2 3; row g + 8, k 2 3. Their bits are spread so that few shifts and masks put a pair where bf16
+ * has sign and the low bits of its magnitude: 2^-126 times the value of e2m1. Three pairs of a word are
+ * rotations of it; no four rotations tile 32 bits, so the last pairs of two words lie in what both have left.
+ * The scale is a code of five bits of exponent and three of mantissa, which `code << 4 | 0x7000` makes the
+ * bf16 number scale * 2^107. Their product, value * scale * 2^-19, is exact and normal: e4m3's subnormals are
+ * normal numbers here. What has no such number moves into the codes of its block: the sign of a negative
+ * scale, and zero. A block whose scale is zero has zero codes, under a scale code of zero that no other scale
+ * has (and that kernels take as a scale like any other): so it is known again, and a matrix in this layout is
+ * the checkpoint's but for codes under a scale of zero.
  *
  * Rows of gate and up alternate by eight, so that both values of a neuron meet in one lane. */
 #ifndef NYB_KERNELS_CUDA_LAYOUT_H

@@ -132,7 +132,11 @@ struct cuda_tile {
  * its keys are shared out, and results put together in a fixed order) or in one tile. n_single and n_tile are
  * what the grids cover, and n_split * CUDA_SPLIT_KEYS keys what the rows of `single` see at most; real counts
  * lie in memory.
+ *
+ * More than CUDA_JOINED_ABOVE rows that are all of `single` are one launch with the cuda_qkv in front of
+ * it where that makes what they take; then q is not written.
  */
+#define CUDA_JOINED_ABOVE 8
 struct cuda_attention {
     const uint16_t *q; /* bf16 [n_row][n_head * head_dim] */
     uint16_t *y;       /* bf16 [n_row][n_head * head_dim] */

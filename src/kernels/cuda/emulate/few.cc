@@ -24,27 +24,31 @@ static bool as_on_gpu()
     return text && strcmp(text, "gpu") == 0;
 }
 
-/* Where the four bits of a code of pair p, half h, lie in its word: see cuda_layout.c. */
+/* Where the four bits of a code of pair p, half h, of an even word or of the odd one behind it lie in those
+ * two: see cuda_layout.c. */
 struct code_bits {
-    uint8_t at[4][2][4]; /* [p][h][bit] */
+    uint8_t at[2][4][2][4]; /* [odd][p][h][bit] */
     constexpr code_bits() : at()
     {
-        constexpr int turn[4] = {0, 4, 10, 6};
-        for (int p = 0; p < 4; p++)
-            for (int h = 0; h < 2; h++)
-                for (int b = 0; b < 4; b++) {
-                    const int target = b == 3 ? 15 : 6 + b, by = p == 3 && target == 8 ? 14 : turn[p];
-                    at[p][h][b] = (uint8_t)((target + 16 * h - by) & 31);
-                }
+        for (int odd = 0; odd < 2; odd++)
+            for (int p = 0; p < 4; p++)
+                for (int h = 0; h < 2; h++)
+                    for (int b = 0; b < 4; b++) {
+                        const int turn[4] = {0, 4, 10, odd ? 28 : 6};
+                        const int bit = ((b == 3 ? 15 : 6 + b) + 16 * h - turn[p]) & 31;
+                        at[odd][p][h][b] = (uint8_t)(p < 3                     ? bit + 32 * odd
+                                                     : 0x06030603u >> bit & 1u ? bit
+                                                                               : bit + 30);
+                    }
     }
 };
 
-static float code_value(uint32_t word, int p, int h)
+static float code_value(uint64_t words, int odd, int p, int h)
 {
     static constexpr code_bits bits;
     uint32_t code = 0;
     for (int b = 0; b < 4; b++)
-        code |= (word >> bits.at[p][h][b] & 1u) << b;
+        code |= (uint32_t)(words >> bits.at[odd][p][h][b] & 1u) << b;
     return e2m1_float(code);
 }
 
@@ -73,10 +77,10 @@ static void dots(const uint8_t *packed, size_t row, const uint16_t *x, int n_row
         const float scale = scale_of[unit[CUDA_UNIT_CODES + r % 8 * 8 + block * 2 + r / 8]];
         float w[16];
         for (int k = 0; k < 16; k++) {
-            const int lane = r % 8 * 4 + k / 4, pair = k % 4 / 2 * 2 + r / 8;
-            uint32_t word;
-            memcpy(&word, unit + 16 * lane + 4 * block, 4);
-            w[k] = code_value(word, pair, k % 2) * scale;
+            const int lane = r % 8 * 4 + block, pair = k % 4 / 2 * 2 + r / 8;
+            uint64_t words;
+            memcpy(&words, unit + 16 * lane + k / 8 * 8, 8);
+            w[k] = code_value(words, k / 4 % 2, pair, k % 2) * scale;
         }
         for (int t = 0; t < n_row; t++) {
             const uint16_t *at = x + (size_t)t * K + k0;

@@ -146,20 +146,26 @@ const char *attention_start(const struct cuda_op *op, const struct op_place *at)
     return why;
 }
 
+/* Of as many rows, on one lane and not waiting for the other one. */
+static bool are_neighbours(const struct cuda_op *op)
+{
+    return op[0].n_row == op[1].n_row && op[0].count == op[1].count && op[0].lane == op[1].lane &&
+           !op[1].back;
+}
+
 /* Every row is one of `single`, and what the first operator makes of it is what the second takes. Up to 8
  * rows two launches are as fast, or 1 % faster: what each begins with goes on beside the end of the one
  * before. */
-#define JOINED_ABOVE 8
 bool attention_joined_takes(const struct cuda_op *op, int n_op)
 {
-    if (n_op < 2 || op[0].kind != CUDA_OP_QKV || op[1].kind != CUDA_OP_ATTENTION)
+    if (n_op < 2 || op[0].kind != CUDA_OP_QKV || op[1].kind != CUDA_OP_ATTENTION || !are_neighbours(op))
         return false;
     const struct cuda_qkv *q = &op[0].as.qkv;
     const struct cuda_attention *a = &op[1].as.attention;
     const uintptr_t rows = (uintptr_t)q->q | (uintptr_t)q->k | (uintptr_t)q->v;
-    return op[0].n_row > JOINED_ABOVE && op[0].n_row == a->n_single && op[0].n_row == op[1].n_row &&
-           a->n_tile == 0 && !q->q_float && !a->q_float && q->q_out == a->q && q->pos == a->pos &&
-           q->n_head == a->n_head && q->kv.k == a->kv.k && q->kv.v == a->kv.v && q->kv.scale == a->kv.scale &&
+    return op[0].n_row > CUDA_JOINED_ABOVE && op[0].n_row == a->n_single && a->n_tile == 0 && !q->q_float &&
+           !a->q_float && q->q_out == a->q && q->pos == a->pos && q->n_head == a->n_head &&
+           q->kv.k == a->kv.k && q->kv.v == a->kv.v && q->kv.scale == a->kv.scale &&
            q->kv.type == a->kv.type && q->kv.n_kv_head == a->kv.n_kv_head &&
            q->kv.head_dim == a->kv.head_dim && attention_has_mma(&a->kv) && rows % 16 == 0;
 }

@@ -35,11 +35,10 @@ struct table_part {
         cos = i < half ? a.cos[(size_t)pos * half + i] : 0.0f;
         sin = i < half ? a.sin[(size_t)pos * half + i] : 0.0f;
     }
-    /* Into room of 3 * d floats. */
     __device__ __forceinline__ tables put(const cuda_qkv &a, int d, float *room) const
     {
         const int i = threadIdx.x, half = a.rotary_dim / 2;
-        const tables to = {room, room + d, room + 2 * d, room + 2 * d + half};
+        const tables to = tables_at(a, d, room);
         if (i < d) {
             to.q_norm[i] = q_norm;
             to.k_norm[i] = k_norm;

@@ -86,7 +86,7 @@ static __device__ __forceinline__ bool is_there(uint4 v)
 
 #define ASKED 2 /* vectors that a thread asks for at once */
 
-/* n vectors of bf16 as they come, to rows in shared memory, one behind the other (stage_eight). All threads.
+/* n vectors of bf16 as they come, to rows in shared memory, one behind the other. All threads.
  */
 static __device__ __forceinline__ void take_rows(uint8_t *rows, const uint4 *from, int n)
 {
@@ -115,6 +115,6 @@ static __device__ __forceinline__ void take_rows(uint8_t *rows, const uint4 *fro
 #pragma unroll
         for (int j = 0; j < ASKED; j++)
             if (base + j * N_THREAD + (int)threadIdx.x < n)
-                stage_eight(rows, at[j], make_uint4(~v[j].x, ~v[j].y, ~v[j].z, ~v[j].w));
+                ((uint4 *)rows)[at[j]] = make_uint4(~v[j].x, ~v[j].y, ~v[j].z, ~v[j].w);
     }
 }

@@ -132,6 +132,11 @@ __device__ __forceinline__ void gpu_let_next()
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
+/* __syncthreads() that a block's warps may reach at different places of the code. */
+__device__ __forceinline__ void gpu_sync_anywhere()
+{
+    asm volatile("barrier.sync 0;" ::: "memory");
+}
 
 #else
 
@@ -151,6 +156,10 @@ static inline void gpu_wait_before()
 }
 static inline void gpu_let_next()
 {
+}
+static inline void gpu_sync_anywhere()
+{
+    __syncthreads();
 }
 template <typename K> static inline cudaError_t gpu_load_kernel(K)
 {

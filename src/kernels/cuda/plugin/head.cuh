@@ -14,10 +14,16 @@ static __host__ __device__ __forceinline__ int table_floats(const cuda_qkv &a)
     return 2 * a.kv.head_dim + a.rotary_dim;
 }
 
+/* Where they lie in room of table_floats(); d: head_dim. */
+static __device__ __forceinline__ tables tables_at(const cuda_qkv &a, int d, float *room)
+{
+    return {room, room + d, room + 2 * d, room + 2 * d + a.rotary_dim / 2};
+}
+
 static __device__ __forceinline__ tables load_tables(const cuda_qkv &a, int pos, float *room)
 {
     const int d = a.kv.head_dim, half = a.rotary_dim / 2;
-    const tables to = {room, room + d, room + 2 * d, room + 2 * d + half};
+    const tables to = tables_at(a, d, room);
 #pragma unroll 1
     for (int i = threadIdx.x; i < d; i += blockDim.x) {
         if (a.q_norm)

@@ -26,7 +26,7 @@ struct single_params {
 
 struct unit_words {
     uint4 code;
-    uint2 scale;
+    uint32_t scales;
 };
 
 /* Lane by lane: codes and scales of the warp's first unit. */
@@ -47,7 +47,7 @@ static __device__ __forceinline__ void move(unit_place &at, int turns)
 static __device__ __forceinline__ unit_words load_unit(const unit_place &at, int turn)
 {
     return {__ldcs((const uint4 *)(at.code + turn * TURN_BYTES)),
-            __ldcs((const uint2 *)(at.scale + turn * TURN_BYTES))};
+            __ldcs((const uint16_t *)(at.scale + turn * TURN_BYTES))};
 }
 
 /* The unit as the matrix instruction's first operands. */
@@ -58,10 +58,7 @@ struct unit_expanded {
 static __device__ __forceinline__ unit_expanded expand_unit(const unit_words &w, uint32_t sixteen)
 {
     unit_expanded u;
-    expand(u.e[0], w.code.x, scale_pair<0>(w.scale.x, sixteen), sixteen);
-    expand(u.e[1], w.code.y, scale_pair<1>(w.scale.x, sixteen), sixteen);
-    expand(u.e[2], w.code.z, scale_pair<0>(w.scale.y, sixteen), sixteen);
-    expand(u.e[3], w.code.w, scale_pair<1>(w.scale.y, sixteen), sixteen);
+    expand_unit(u.e, w.code, w.scales, sixteen);
     return u;
 }
 
@@ -166,7 +163,7 @@ static __global__ void __launch_bounds__(N_THREAD + SPARED(EARLY), 1)
 
     const uint8_t *first = a.w.weight + (int64_t)lo * n_unit * CUDA_UNIT_BYTES;
     const uint8_t *own = first + warp * CUDA_UNIT_BYTES;
-    unit_place at = {own + 16 * lane, own + CUDA_UNIT_CODES + 8 * (lane >> 2)};
+    unit_place at = {own + 16 * lane, scales_at(own, lane)};
     move(at, 0);
     unit_words w[AHEAD] = {};
 #pragma unroll
@@ -196,7 +193,7 @@ static __global__ void __launch_bounds__(N_THREAD + SPARED(EARLY), 1)
         by = *m.id == 0 ? *m.weight : 0.0f;
 #pragma unroll 2
     for (unsigned i = threadIdx.x; i < (unsigned)K / 8; i += N_THREAD)
-        stage_eight(xs, i, __ldcg((const uint4 *)a.w.x + i));
+        ((uint4 *)xs)[i] = __ldcg((const uint4 *)a.w.x + i);
     __syncthreads();
     const uint8_t *x = xs + 128 * warp + 32 * (lane & 3);
     float c[4] = {}, d[4] = {}, *to = part + warp * 16 + lane / 4;

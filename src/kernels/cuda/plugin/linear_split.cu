@@ -35,17 +35,16 @@ struct split_params {
 
 struct split_unit {
     uint4 code;
-    uint2 scale;
+    uint32_t scales;
 };
 
 static __device__ __forceinline__ split_unit load_unit(const uint8_t *unit, int lane)
 {
-    return {__ldcs((const uint4 *)(unit + 16 * lane)),
-            __ldcs((const uint2 *)(unit + CUDA_UNIT_CODES + 8 * (lane >> 2)))};
+    return {__ldcs((const uint4 *)(unit + 16 * lane)), __ldcs((const uint16_t *)scales_at(unit, lane))};
 }
 
-/* The matrix's x slice to shared memory: [unit][8 * NT rows][128 bytes], pieces of 32 bytes turned by the
- * row, so that eight rows' loads meet different banks. All threads. */
+/* The matrix's x slice to shared memory: [unit][8 * NT rows][128 bytes], pieces of 16 bytes in pairs that
+ * odd rows have the other way round, so that eight lanes' loads meet different banks. All threads. */
 template <int NT>
 static __device__ __forceinline__ void ask_for_x(uint8_t *xs, const split_params &a, int unit, int n_unit)
 {
@@ -55,8 +54,7 @@ static __device__ __forceinline__ void ask_for_x(uint8_t *xs, const split_params
     for (int i = (int)threadIdx.x / 8; i < 8 * NT * n_unit; i += N_THREAD / 8) {
         const int r = i % (8 * NT), u = i / (8 * NT);
         if (r < a.w.n_row)
-            copy_16(xs + 128 * i + ((piece / 2 ^ (r & 3)) * 32 + piece % 2 * 16),
-                    from + (size_t)r * a.w.K * 2 + (size_t)u * 128);
+            copy_16(xs + 128 * i + (piece ^ (r & 1)) * 16, from + (size_t)r * a.w.K * 2 + (size_t)u * 128);
     }
     copies_end();
 }
@@ -66,21 +64,16 @@ template <int NT>
 static __device__ __forceinline__ void multiply(float (&acc)[NT][4], const split_unit &w, const uint8_t *x,
                                                 uint32_t turned, uint32_t sixteen)
 {
+    uint32_t e[4][4];
+    expand_unit(e, w.code, w.scales, sixteen);
 #pragma unroll
-    for (int b = 0; b < 4; b++) {
-        const uint32_t word = b == 0   ? w.code.x
-                              : b == 1 ? w.code.y
-                              : b == 2 ? w.code.z
-                                       : w.code.w,
-                       scales = b < 2 ? w.scale.x : w.scale.y;
-        uint32_t e[4];
-        expand(e, word, b % 2 ? scale_pair<1>(scales, sixteen) : scale_pair<0>(scales, sixteen), sixteen);
+    for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int t = 0; t < NT; t++) {
-            const uint2 v = *(const uint2 *)(x + 1024 * t + (turned ^ 32 * b));
-            mma_bf16(acc[t], e, v.x, v.y);
+            const uint4 v = *(const uint4 *)(x + 1024 * t + (turned ^ 16 * i));
+            mma_bf16(acc[t], e[2 * i], v.x, v.y);
+            mma_bf16(acc[t], e[2 * i + 1], v.z, v.w);
         }
-    }
 }
 
 /* Four sums of a tile, of a lane's two rows of x and two rows of the matrix. */
@@ -175,7 +168,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1) split_kernel(const __grid_
     __syncthreads();
 
     const uint32_t sixteen = 16 * gridDim.y, g = (uint32_t)lane >> 2;
-    const uint32_t turned = 128 * g + (g & 3) * 32 + (lane & 3) * 8;
+    const uint32_t turned = 128 * g + (lane & 3) * 32 + (g & 1) * 16;
     const uint8_t *x = xs + unit * (NT * 1024);
     float acc[NT][4] = {};
     auto put = [&]() { /* a tile's parts lie in order of the warps, those of all tiles one after the other */

@@ -90,7 +90,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
     const float weight = is_here ? FRONT ? choice.weight : a.w.weight[lane] : 0.0f;
 #pragma unroll 1
     for (int i = threadIdx.x; i < H / 8 && FRONT != FRONT_NORM; i += N_THREAD)
-        stage_eight(xs, i, __ldcg((const uint4 *)a.w.x + i));
+        ((uint4 *)xs)[i] = __ldcg((const uint4 *)a.w.x + i);
     const float gate_by = a.w.gate_scale[expert], up_by = a.w.up_scale[expert],
                 down_by = a.w.down_scale[expert]; /* not waited for yet */
     const struct piece piece = piece_of(phase, expert, warp, lane);

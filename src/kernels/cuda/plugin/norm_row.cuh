@@ -5,14 +5,6 @@
 #include "kernels/cuda/plugin/norm.cuh"
 #include "kernels/cuda/plugin/unit.cuh"
 
-/* Four elements of a row of x as bf16, to where the lanes read them (stage_eight). */
-static __device__ __forceinline__ void stage_four(uint8_t *row, int i, float4 y)
-{
-    const int quarter = i / 4;
-    *(uint2 *)(row + quarter / 16 * 128 + quarter % 4 * 32 + quarter % 16 / 4 * 8) =
-        make_uint2(float_bf16_pair(y.x, y.y), float_bf16_pair(y.z, y.w));
-}
-
 static __device__ __forceinline__ float4 row_y(const float *row, int i, float by, float4 w)
 {
     const float4 v = *(const float4 *)(row + i);
@@ -73,8 +65,10 @@ static __device__ __forceinline__ void row_stage(const cuda_add_norm &a, const f
 {
     const int mine = 4 * threadIdx.x;
 #pragma unroll 1
-    for (int i = mine; i < a.n; i += 4 * N_THREAD)
-        stage_four(xs, i, row_y(row, i, by, i == mine ? first_weight : norm_four<true>(a.weight, i, a.n)));
+    for (int i = mine; i < a.n; i += 4 * N_THREAD) {
+        const float4 y = row_y(row, i, by, i == mine ? first_weight : norm_four<true>(a.weight, i, a.n));
+        *(uint2 *)(xs + 2 * i) = make_uint2(float_bf16_pair(y.x, y.y), float_bf16_pair(y.z, y.w));
+    }
 }
 
 /* By one block: what the operator leaves behind. All threads. */

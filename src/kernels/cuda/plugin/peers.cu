@@ -153,7 +153,6 @@ bool gpu_peers_open(struct cuda_gpu *g, const struct cuda_peer_options *o, struc
     if (!p)
         return gpu_fail(g, "peers", "out of memory");
     g->peers = p;
-    p->n_sharing = o->n_sharing;
     p->two_shot_bytes = o->bytes / (size_t)o->size;
     p->memory.rank = o->rank;
     p->memory.size = o->size;

@@ -55,7 +55,6 @@ struct nccl_library;
 struct gpu_peers {
     struct peer_memory memory;
     bool connected;
-    int n_sharing;
     size_t two_shot_bytes;
     bool opened[CUDA_PEERS_MAX], opened_parts[CUDA_PEERS_MAX]; /* another process's, to be closed */
     struct nccl_library *library;                              /* library.h, or NULL */
@@ -181,7 +180,7 @@ static __device__ __forceinline__ peer_now peer_look(const peer_memory &p)
     return now;
 }
 
-/* All threads, after it: those that have begun are of this launch. */
+/* All threads, after it, each warp where it comes to it: those that have begun are of this launch. */
 static __device__ __forceinline__ void peer_settle(const peer_memory &p, peer_now *now)
 {
     SHARED(uint32_t, late);
@@ -189,7 +188,7 @@ static __device__ __forceinline__ void peer_settle(const peer_memory &p, peer_no
         return;
     if (threadIdx.x == 0)
         late = gpu_load_system(&p.state->begun) / PEER_TURN;
-    __syncthreads();
+    gpu_sync_anywhere();
     now->turn = late;
 }
 

@@ -125,6 +125,12 @@ __device__ __forceinline__ void load_shared(uint32_t (&v)[1], uint32_t at)
 {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v[0]) : "r"(at) : "memory");
 }
+__device__ __forceinline__ uint32_t load_shared_half(uint32_t at)
+{
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
+    return v;
+}
 __device__ __forceinline__ void store_shared(uint32_t at, uint32_t v)
 {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
@@ -224,6 +230,12 @@ static inline uint32_t count_seen(const uint32_t *p)
 template <int N> static inline void load_shared(uint32_t (&v)[N], uint32_t at)
 {
     std::memcpy(v, shared_pointer(at, sizeof(v)), sizeof(v));
+}
+static inline uint32_t load_shared_half(uint32_t at)
+{
+    uint16_t v;
+    std::memcpy(&v, shared_pointer(at, 2), 2);
+    return v;
 }
 static inline void store_shared(uint32_t at, uint32_t v)
 {

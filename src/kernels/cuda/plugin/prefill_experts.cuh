@@ -12,8 +12,8 @@
  *
  * h and Y lie in "panels": [width / 64][row capacity][64] bf16, each row of 128 bytes with its 16-byte chunk
  * c at c ^ (row % 8): what wgmma's 128-byte swizzle reads, so a tile of h is one contiguous copy. In X and h
- * each 16 values stand in the order 0 1 4 5 8 9 12 13 2 3 6 7 10 11 14 15, in which the packed weights meet
- * them (cuda_layout.h). An expert's rows begin at a multiple of 8.
+ * each 64 values stand in the order in which the packed weights meet them (cuda_layout.h): chunk c has
+ * the pair c of each 16. An expert's rows begin at a multiple of 8.
  *
  * Why no access to a stage meets another; racecheck does not see the asynchronous proxy.
  *

@@ -78,8 +78,8 @@ finish_gate_up(float (&d)[F::M][N / 2], const struct prefill_experts &p, const s
     const int warp = my.warp, lane = my.lane, pair = warp % 2 * 4 + lane % 4;
 #pragma unroll
     for (int m = 0; m < F::M; m++) {
-        const int chunk = ((block + m) % 2 * 4 + warp / 2 * 2 + pair % 2) ^ lane / 4;
-        const uint32_t at = buffer.at + lane / 4 * 128 + chunk * 16 + pair / 2 * 4;
+        const int chunk = pair ^ lane / 4, word = (block + m) % 2 * 2 + warp / 2; /* which 16 of 64 */
+        const uint32_t at = buffer.at + lane / 4 * 128 + chunk * 16 + word * 4;
         if (m % 2 == 0)
             buffer.wait(p.ready);
 #pragma unroll

@@ -10,8 +10,7 @@
 #define WIDE      128
 #define FEW_TILES 4
 
-/* x to panels, row for row, pairs 0 2 4 6 of each 16 values to one chunk and 1 3 5 7 to the next; block 0
- * also makes the tiles. */
+/* x to panels, row for row, of each 64 values pair c of each 16 to chunk c; block 0 also makes the tiles. */
 static __global__ void panel_kernel(const uint16_t *x, int n_row, int K, int n_max, size_t capacity,
                                     uint16_t *out, prefill_tile *tile, int *n_tile)
 {
@@ -19,13 +18,15 @@ static __global__ void panel_kernel(const uint16_t *x, int n_row, int K, int n_m
     gpu_let_next();
     const int r = blockIdx.x, tiles = (n_row + n_max - 1) / n_max,
               step = ((n_row + tiles - 1) / tiles + 7) & ~7;
-    const uint4 *from = (const uint4 *)(x + (size_t)r * K);
+    const uint32_t *pairs = (const uint32_t *)(x + (size_t)r * K);
     for (int part = threadIdx.x; part < K / 16; part += blockDim.x) {
-        const uint4 a = from[2 * part], b = from[2 * part + 1];
         const int chunk = part % 4 * 2;
+        const uint32_t *from = pairs + part / 4 * 32 + chunk;
+        const uint2 a = *(const uint2 *)from, b = *(const uint2 *)(from + 8), c = *(const uint2 *)(from + 16),
+                    d = *(const uint2 *)(from + 24);
         uint4 *to = (uint4 *)(out + ((size_t)(part / 4) * capacity + r) * 64);
-        to[chunk ^ (r & 7)] = make_uint4(a.x, a.z, b.x, b.z);
-        to[(chunk + 1) ^ (r & 7)] = make_uint4(a.y, a.w, b.y, b.w);
+        to[chunk ^ (r & 7)] = make_uint4(a.x, b.x, c.x, d.x);
+        to[(chunk + 1) ^ (r & 7)] = make_uint4(a.y, b.y, c.y, d.y);
     }
     if (r > 0)
         return;

@@ -27,14 +27,14 @@ template <typename F> static __device__ __forceinline__ void next_stage(struct r
 
 /* A lane's part of a stage's units. */
 template <typename F>
-static __device__ __forceinline__ void load_codes(uint32_t (&word)[F::M][4], uint32_t (&scale)[F::M][2],
+static __device__ __forceinline__ void load_codes(uint32_t (&word)[F::M][4], uint32_t (&scales)[F::M],
                                                   uint32_t at, int lane)
 {
 #pragma unroll
     for (int m = 0; m < F::M; m++) {
         const uint32_t from = at + m * 4 * CUDA_UNIT_BYTES;
         load_shared(word[m], from + 16 * lane);
-        load_shared(scale[m], from + CUDA_UNIT_CODES + lane / 4 * 8);
+        scales[m] = load_shared_half(from + CUDA_UNIT_CODES + 2 * lane);
     }
 }
 
@@ -49,11 +49,14 @@ static __device__ __forceinline__ void multiply(float (&d)[F::M][N / 2], struct 
     const uint32_t sixteen = 16 * gridDim.y; /* the grid is a line: see unit.cuh */
     const uint32_t w_at = F::DEPTH * F::PANEL_BYTES + (part * F::UNITS + unit) * CUDA_UNIT_BYTES;
     uint32_t a[2][F::TOGETHER][4], last = 0;
-    uint32_t word[F::M][4], scale[F::M][2];
+    uint32_t word[F::M][4], scale[F::M];
     for (int k = 0; k < n_k; k += F::DEPTH) {
         const uint32_t at = my.smem + r.stage * F::STAGE_BYTES;
         bell_wait(full + 8 * r.stage, r.parity);
         load_codes<F>(word, scale, at + w_at, my.lane);
+#pragma unroll
+        for (int m = 0; m < F::M; m++)
+            scale[m] = scale_pair(scale[m], sixteen);
         const uint32_t before = last;
         last = empty + 8 * r.stage;
         next_stage<F>(r);
@@ -64,10 +67,7 @@ static __device__ __forceinline__ void multiply(float (&d)[F::M][N / 2], struct 
             const int f = s * TOGETHER / F::M, first = s * TOGETHER % F::M;
 #pragma unroll
             for (int m = 0; m < TOGETHER; m++)
-                expand(a[s & 1][m], word[first + m][f],
-                       f & 1 ? scale_pair<1>(scale[first + m][f / 2], sixteen)
-                             : scale_pair<0>(scale[first + m][f / 2], sixteen),
-                       sixteen);
+                expand(a[s & 1][m], word[first + m], f, scale[first + m], sixteen);
             products_fence();
 #pragma unroll
             for (int m = 0; m < TOGETHER; m++)

@@ -72,13 +72,17 @@ static __device__ int plan_tiles(const prefill_routing &q, const prefill_sorted 
     return end.x - rows;
 }
 
-/* Each 16 values of x in the order of panels: pairs 0 2 4 6 to one chunk and 1 3 5 7 to the next. */
+/* Each 64 values of x in the order of panels: chunk c has pair c of each 16. n times 16 values; a thread
+ * makes two chunks of a 64. */
 static __device__ void order_x(const uint4 *x, uint4 *to, int n, int i, int step)
 {
+    const uint32_t *pair = (const uint32_t *)x;
     for (; i < n; i += step) {
-        const uint4 a = x[2 * (size_t)i], b = x[2 * (size_t)i + 1];
-        to[2 * (size_t)i] = make_uint4(a.x, a.z, b.x, b.z);
-        to[2 * (size_t)i + 1] = make_uint4(a.y, a.w, b.y, b.w);
+        const uint32_t *from = pair + (size_t)(i / 4) * 32 + i % 4 * 2;
+        const uint2 a = *(const uint2 *)from, b = *(const uint2 *)(from + 8), c = *(const uint2 *)(from + 16),
+                    d = *(const uint2 *)(from + 24);
+        to[2 * (size_t)i] = make_uint4(a.x, b.x, c.x, d.x);
+        to[2 * (size_t)i + 1] = make_uint4(a.y, b.y, c.y, d.y);
     }
 }
 

@@ -15,7 +15,7 @@ struct prefill_phase {
 struct prefill_experts {
     struct prefill_phase gate_up, down;
     const float *gate_scale, *up_scale, *down_scale; /* [n_expert] */
-    const uint16_t *x;                               /* [token][hidden], each 16 in the order of panels */
+    const uint16_t *x;                               /* [token][hidden], each 64 in the order of panels */
     const int *source;                               /* [row]: its token */
     uint16_t *h, *y;                                 /* panels [width / 64][capacity] */
     const struct prefill_tile *tile;

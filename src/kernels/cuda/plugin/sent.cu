@@ -166,11 +166,12 @@ template <bool ALIGNED> static const char *start(const struct cuda_op *op, const
 {
     const struct cuda_all_reduce *a = &op->as.all_reduce;
     const size_t bytes = a->sum ? 16 : norm_shared_bytes(a->norm.n);
-    const int most = at->peers->n_sharing == 1 ? BLOCKS_AN_SM * at->limits->n_sm : peers_blocks(at);
+    const struct peer_memory *p = &at->peers->memory;
+    const int most = p->is_shared ? peers_blocks(at) : BLOCKS_AN_SM * at->limits->n_sm;
     const char *why = gpu_why(gpu_allow_shared(sent_add_kernel<ALIGNED>, bytes));
     return why ? why
                : gpu_why(gpu_launch(sent_add_kernel<ALIGNED>, min(op->n_row, most), norm_threads(a->norm.n),
-                                    bytes, at->stream, *a, at->peers->memory, op->count, op->n_row));
+                                    bytes, at->stream, *a, *p, op->count, op->n_row));
 }
 
 const char *sent_add_start(const struct cuda_op *op, const struct op_place *at)

@@ -61,7 +61,8 @@ __device__ __forceinline__ void stage_rows(uint8_t *xs, int n_row, int K, Load l
 #pragma unroll
         for (int j = 0; j < TOGETHER; j++)
             if (row[j] < n_row)
-                stage_eight(xs + (uint32_t)row[j] * x_stride(K), place[j], ready(v[j], row[j], place[j]));
+                *(uint4 *)(xs + (uint32_t)row[j] * x_stride(K) + 16 * place[j]) =
+                    ready(v[j], row[j], place[j]);
     }
 }
 

@@ -142,8 +142,21 @@ __device__ __forceinline__ uint32_t times_high(uint32_t a, uint32_t b)
     return d;
 }
 
+/* Bits of a where mask has them, and of b elsewhere: one instruction, which the compiler, looking at what is
+ * needed of the result, would make two. */
+__device__ __forceinline__ uint32_t choose_bits(uint32_t a, uint32_t b, uint32_t mask)
+{
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(d) : "r"(a), "r"(b), "r"(mask));
+    return d;
+}
+
 #else
 
+static inline uint32_t choose_bits(uint32_t a, uint32_t b, uint32_t mask)
+{
+    return (a & mask) | (b & ~mask);
+}
 static inline uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c)
 {
     return a * b + c;
@@ -159,21 +172,38 @@ static inline uint32_t times_high(uint32_t a, uint32_t b)
 
 #endif
 
-/* Bytes 0 and 1 of the scales, or 2 and 3, as the bf16 numbers scale * 2^107. */
-template <int PAIR> __device__ __forceinline__ uint32_t scale_pair(uint32_t scales, uint32_t sixteen)
+/* Where a lane's two scales are in a unit. */
+__device__ __forceinline__ const uint8_t *scales_at(const uint8_t *unit, int lane)
 {
-    return multiply_add(__byte_perm(scales, 0, PAIR ? 0x4342u : 0x4140u), sixteen, 0x70007000u);
+    return unit + CUDA_UNIT_CODES + 2 * lane;
 }
 
-/* The A operand of 16 rows x 16 k from a lane's word: see cuda_layout.h. */
-__device__ __forceinline__ void expand(uint32_t (&a)[4], uint32_t w, uint32_t scale, uint32_t sixteen)
+/* They as the bf16 numbers scale * 2^107. */
+__device__ __forceinline__ uint32_t scale_pair(uint32_t scales, uint32_t sixteen)
 {
-    const uint32_t all = 0x81c081c0u;
+    return multiply_add(__byte_perm(scales, 0, 0x4140u), sixteen, 0x70007000u);
+}
+
+/* The A operand of 16 rows x 16 k of instruction f from a lane's words: see cuda_layout.h. */
+__device__ __forceinline__ void expand(uint32_t (&a)[4], const uint32_t (&word)[4], int f, uint32_t scale,
+                                       uint32_t sixteen)
+{
+    const uint32_t all = 0x81c081c0u, w = word[f];
+    const uint32_t last = choose_bits(word[f & 2], multiply_add(word[f | 1], sixteen / 4, 0), 0x06030603u);
     a[0] = times_low(w & all, scale);
     a[1] = times_high(multiply_add(w, sixteen, 0) & all, scale);
     a[2] = times_low(__funnelshift_l(w, w, 10) & all, scale);
-    a[3] = times_high(
-        (multiply_add(w, 4 * sixteen, 0) & 0x80c080c0u) | (__funnelshift_l(w, w, 14) & 0x01000100u), scale);
+    a[3] = times_high((f % 2 ? __funnelshift_l(last, last, 28) : multiply_add(last, 4 * sixteen, 0)) & all,
+                      scale);
+}
+
+__device__ __forceinline__ void expand_unit(uint32_t (&a)[4][4], uint4 code, uint32_t scales,
+                                            uint32_t sixteen)
+{
+    const uint32_t word[4] = {code.x, code.y, code.z, code.w}, scale = scale_pair(scales, sixteen);
+#pragma unroll
+    for (int f = 0; f < 4; f++)
+        expand(a[f], word, f, scale, sixteen);
 }
 
 /* c += unit * x. x: this lane's 32 bytes of each row of the 64 k; rows of 8 more are x_step apart. */
@@ -182,13 +212,8 @@ __device__ __forceinline__ void multiply_unit(float (&c)[NT][4], const uint8_t *
                                               uint32_t x_step, int lane)
 {
     const uint4 code = *(const uint4 *)(unit + 16 * lane);
-    const uint2 scale = *(const uint2 *)(unit + CUDA_UNIT_CODES + 8 * (lane >> 2));
     uint32_t a[4][4];
-    const uint32_t sixteen = 16 * gridDim.y; /* grids here are lines */
-    expand(a[0], code.x, scale_pair<0>(scale.x, sixteen), sixteen);
-    expand(a[1], code.y, scale_pair<1>(scale.x, sixteen), sixteen);
-    expand(a[2], code.z, scale_pair<0>(scale.y, sixteen), sixteen);
-    expand(a[3], code.w, scale_pair<1>(scale.y, sixteen), sixteen);
+    expand_unit(a, code, *(const uint16_t *)scales_at(unit, lane), 16 * gridDim.y); /* grids here are lines */
 #pragma unroll
     for (int t = 0; t < NT; t++) {
         const uint4 b = *(const uint4 *)(x + t * x_step), d = *(const uint4 *)(x + t * x_step + 16);
@@ -197,18 +222,6 @@ __device__ __forceinline__ void multiply_unit(float (&c)[NT][4], const uint8_t *
         mma_bf16(c[t], a[2], d.x, d.y);
         mma_bf16(c[t], a[3], d.z, d.w);
     }
-}
-
-/* ---- rows in shared memory ------------------------------------------------------------------------- */
-
-/* Elements 8 * at to 8 * at + 7 of a row of bf16, to where the lanes read them: of each 64, four runs of 16,
- * run q having k 4q to 4q + 3 of each 16. */
-__device__ __forceinline__ void stage_eight(uint8_t *row, int at, uint4 v)
-{
-    uint8_t *block = row + (uint32_t)(at / 8) * 128u;
-    const int q = at % 2 * 2, f = at % 8 / 2; /* half of a 16: two quarters */
-    *(uint2 *)(block + 32 * q + 8 * f) = make_uint2(v.x, v.y);
-    *(uint2 *)(block + 32 * q + 32 + 8 * f) = make_uint2(v.z, v.w);
 }
 
 __device__ __forceinline__ float swiglu(float gate, float up)

@@ -196,7 +196,7 @@ bool gpu_scratch(struct cuda_gpu *g, const struct cuda_op *op, int n_op, size_t 
 /* Whether nothing else on this GPU can wait for a launch of ours: no other rank, whose sums wait for ours. */
 static bool is_alone(const struct cuda_gpu *g)
 {
-    return g->alone && (!g->peers || g->peers->n_sharing == 1);
+    return g->alone && (!g->peers || !g->peers->memory.is_shared);
 }
 
 bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu_limits *limits,

@@ -296,6 +296,7 @@ bool comm_add_norm_wait(struct comm *c, int channel, struct comm_add_norm *a)
                              .weight = a->weight,
                              .residual = a->residual,
                              .y = a->y,
+                             .use = a->use,
                              .m = a->m,
                              .n = a->n,
                              .eps = a->eps};

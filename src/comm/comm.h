@@ -109,10 +109,11 @@ bool comm_allreduce_wait(struct comm *c, int channel, struct comm_reduce *r);
 struct comm_add_norm {
     const struct kernels *kernels;
     struct pool *pool;
-    float *x;            /* (m, n) this rank's part; the composed path leaves the sum here */
-    float *residual;     /* (m, n)                                                         */
-    const float *weight; /* (n)                                                            */
-    float *y;            /* (m, n)                                                         */
+    float *x;                   /* (m, n) this rank's part; the composed path leaves the sum here */
+    float *residual;            /* (m, n)                                                         */
+    const float *weight;        /* (n)                                                            */
+    float *y;                   /* (m, n)                                                         */
+    const struct norm_use *use; /* of rows of y; NULL: nobody                              */
     int m, n;
     float eps;
     /* of the composed path; owned by the functions below */

@@ -1,5 +1,6 @@
 /* Checks of the operators beside the grouped product, except attention: random sizes against float64. */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "fp4/fp4.h"
@@ -24,6 +25,20 @@ static float *poisoned_rows(const struct checkkern_env *env, size_t n)
     return y;
 }
 
+/* What a norm's user saw: every row once, as it stayed. */
+struct seen_rows {
+    const float *y;
+    int n;
+    atomic_int *times; /* (m) */
+};
+
+static void see_row(void *own, int row, const float *y)
+{
+    const struct seen_rows *s = own;
+    bool whole = y == s->y + (size_t)row * (size_t)s->n && !checkkern_is_poison(y[s->n - 1]);
+    atomic_fetch_add(&s->times[row], whole ? 1 : 100);
+}
+
 bool checkkern_norm(const struct checkkern_env *env, struct checkkern_report *report)
 {
     uint64_t seed = env->seed;
@@ -36,11 +51,20 @@ bool checkkern_norm(const struct checkkern_env *env, struct checkkern_report *re
         double *want = arena_alloc(env->arena, count, sizeof(*want));
         for (size_t i = 0; i < count; i++)
             want[i] = add ? (double)(x[i] + r[i]) : (double)x[i];
-        struct norm_args a = {
-            .x = x, .weight = w, .residual = add ? r : NULL, .y = y, .m = m, .n = n, .eps = 1e-6f};
+        struct seen_rows seen = {y, n, arena_calloc(env->arena, (size_t)m, sizeof(*seen.times))};
+        const struct norm_use use = {see_row, &seen};
+        struct norm_args a = {.x = x,
+                              .weight = w,
+                              .residual = add ? r : NULL,
+                              .y = y,
+                              .use = round % 3 ? &use : NULL,
+                              .m = m,
+                              .n = n,
+                              .eps = 1e-6f};
         kernels_at(env->level)->rmsnorm(env->pool, &a);
         for (size_t t = 0; t < (size_t)m; t++) {
             double sum = 0;
+            ok &= atomic_load(&seen.times[t]) == (a.use != NULL);
             for (size_t i = 0; i < (size_t)n; i++)
                 sum += want[t * (size_t)n + i] * want[t * (size_t)n + i];
             for (size_t i = 0; i < (size_t)n; i++) {

@@ -40,7 +40,7 @@ struct i16_group {
  * and zero from k on. */
 struct operand {
     int m, k;
-    int k_pad;            /* a multiple of 32; an odd one where rows are made, so that they do not meet in one
+    int k_pad;            /* a multiple of 32; of what is made an odd one, so that rows do not meet in one
                            * cache set */
     const float *f32;     /* (m, k_pad); its values are bf16 unless strict or w4a4. NULL where weights of BF16
                            * are multiplied with bf16: gemm_run makes floats of those if it needs them */
@@ -82,7 +82,10 @@ struct gemm_job {
 /* x (m, k) to the operand form of `mode`; memory comes from the arena, work runs on the pool. */
 void gemm_prepare(struct pool *pool, struct arena *arena, enum compute mode, const float *x, int m, int k,
                   struct operand *out);
-/* Rows of floats (m, k) as an operand of strict products, where they lie; false: k is no multiple of 32. */
+/* The same for rows as they become known: the memory, and then row i of x (k). */
+void gemm_prepare_open(struct arena *arena, enum compute mode, int m, int k, struct operand *out);
+void gemm_prepare_row(const struct operand *op, int i, const float *x);
+/* Rows of floats (m, k) as an operand of strict products, in place; false where k is no multiple of 32. */
 bool gemm_operand_floats(const float *x, int m, int k, struct operand *out);
 /* An operand whose rows products write themselves (gemm_job.rounded), as gemm_prepare would make them of y:
  * false, and none, where `mode` wants more of an operand on this machine than bf16. */

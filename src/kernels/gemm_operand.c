@@ -11,32 +11,34 @@ struct prepare {
     const struct operand *op;
 };
 
+static void prepare_row(gemm_row_fn *fn, const struct operand *op, int i, const float *x)
+{
+    size_t at = (size_t)i * (size_t)op->k_pad;
+    struct gemm_row row = {.x = x, .k = op->k, .k_pad = op->k_pad};
+    /* The operand's fields are const for its readers; the memory is ours. */
+    if (op->f32)
+        row.f32 = (float *)(uintptr_t)op->f32 + at;
+    if (op->bf16)
+        row.bf16 = (uint16_t *)(uintptr_t)op->bf16 + at;
+    if (op->i8) {
+        row.i8 = (int8_t *)(uintptr_t)op->i8 + at;
+        row.i8_scale = (float *)(uintptr_t)op->i8_scale + (size_t)i * (size_t)operand_i8_scales(op->k_pad);
+        row.i8_group = (struct i8_group *)(uintptr_t)op->i8_group + at / FP4_GROUP;
+    }
+    if (op->i16) {
+        row.i16 = (int16_t *)(uintptr_t)op->i16 + at;
+        row.i16_bytes = (int8_t *)(uintptr_t)op->i16_bytes + 2 * at;
+        row.i16_group = (struct i16_group *)(uintptr_t)op->i16_group + at / FP4_GROUP;
+    }
+    fn(&row);
+}
+
 static void prepare_rows(void *arg, int begin, int end, int worker)
 {
     (void)worker;
     const struct prepare *p = arg;
-    const struct operand *op = p->op;
-    for (int i = begin; i < end; i++) {
-        size_t at = (size_t)i * (size_t)op->k_pad;
-        struct gemm_row row = {.x = p->x + (size_t)i * (size_t)op->k, .k = op->k, .k_pad = op->k_pad};
-        /* The operand's fields are const for its readers; the memory is ours. */
-        if (op->f32)
-            row.f32 = (float *)(uintptr_t)op->f32 + at;
-        if (op->bf16)
-            row.bf16 = (uint16_t *)(uintptr_t)op->bf16 + at;
-        if (op->i8) {
-            row.i8 = (int8_t *)(uintptr_t)op->i8 + at;
-            row.i8_scale =
-                (float *)(uintptr_t)op->i8_scale + (size_t)i * (size_t)operand_i8_scales(op->k_pad);
-            row.i8_group = (struct i8_group *)(uintptr_t)op->i8_group + at / FP4_GROUP;
-        }
-        if (op->i16) {
-            row.i16 = (int16_t *)(uintptr_t)op->i16 + at;
-            row.i16_bytes = (int8_t *)(uintptr_t)op->i16_bytes + 2 * at;
-            row.i16_group = (struct i16_group *)(uintptr_t)op->i16_group + at / FP4_GROUP;
-        }
-        p->fn(&row);
-    }
+    for (int i = begin; i < end; i++)
+        prepare_row(p->fn, p->op, i, p->x + (size_t)i * (size_t)p->op->k);
 }
 
 static int padded(int k)
@@ -44,8 +46,8 @@ static int padded(int k)
     return ((k + 31) / 32 | 1) * 32;
 }
 
-void gemm_prepare_with(const struct gemm_table *table, struct pool *pool, struct arena *arena,
-                       enum compute mode, const float *x, int m, int k, struct operand *out)
+static void open_with(const struct gemm_table *table, struct arena *arena, enum compute mode, int m, int k,
+                      struct operand *out)
 {
     int k_pad = padded(k);
     size_t n = (size_t)m * (size_t)k_pad;
@@ -64,8 +66,14 @@ void gemm_prepare_with(const struct gemm_table *table, struct pool *pool, struct
         out->i16_bytes = arena_alloc(arena, n, 2);
         out->i16_group = arena_alloc(arena, n / FP4_GROUP, sizeof(struct i16_group));
     }
+}
+
+void gemm_prepare_with(const struct gemm_table *table, struct pool *pool, struct arena *arena,
+                       enum compute mode, const float *x, int m, int k, struct operand *out)
+{
+    open_with(table, arena, mode, m, k, out);
     struct prepare p = {table->row, x, out};
-    int grain = GRAIN / k_pad;
+    int grain = GRAIN / out->k_pad;
     pool_range(pool, m, grain > 0 ? grain : 1, prepare_rows, &p);
 }
 
@@ -73,6 +81,16 @@ void gemm_prepare(struct pool *pool, struct arena *arena, enum compute mode, con
                   struct operand *out)
 {
     gemm_prepare_with(gemm_table_for(cpu_level()), pool, arena, mode, x, m, k, out);
+}
+
+void gemm_prepare_open(struct arena *arena, enum compute mode, int m, int k, struct operand *out)
+{
+    open_with(gemm_table_for(cpu_level()), arena, mode, m, k, out);
+}
+
+void gemm_prepare_row(const struct operand *op, int i, const float *x)
+{
+    prepare_row(gemm_table_for(cpu_level())->row, op, i, x);
 }
 
 bool gemm_operand_floats(const float *x, int m, int k, struct operand *out)

@@ -62,6 +62,12 @@ struct norm_arrival {
     void *own;
 };
 
+/* Told of each row of y that is there, by the worker that has it in its cache. */
+struct norm_use {
+    void (*row)(void *own, int row, const float *y);
+    void *own;
+};
+
 struct norm_args {
     const float *x;           /* (m, n)                                              */
     const float *const *part; /* NULL; or (n_part) arrays (m, n): x is their sum, in this order */
@@ -70,6 +76,7 @@ struct norm_args {
     const float *weight;                /* (n)                                                 */
     float *residual;                    /* NULL; or (m, n): residual += x first, norm of that  */
     float *y;                           /* (m, n)                                              */
+    const struct norm_use *use;         /* NULL: nobody                                        */
     int m, n;
     float eps; /* y = r * rsqrt(mean(r^2) + eps) * weight             */
 };

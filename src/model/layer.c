@@ -49,7 +49,7 @@ void layer_add_norm_done(struct micro_batch *mb)
         return;
     }
     const struct norm_args args = {
-        .x = a->residual, .weight = a->weight, .y = a->y, .m = a->m, .n = a->n, .eps = a->eps};
+        .x = a->residual, .weight = a->weight, .y = a->y, .use = a->use, .m = a->m, .n = a->n, .eps = a->eps};
     p->kernels->rmsnorm(p->pool, &args);
 }
 
@@ -63,11 +63,21 @@ static bool nothing_to_add(struct micro_batch *mb, int features)
     return true;
 }
 
+static void input_row(void *own, int row, const float *y)
+{
+    const struct micro_batch *mb = own;
+    gemm_prepare_row(&mb->input, row, y);
+}
+
+/* Whoever normalizes a row makes the products' input of it. */
 static void norm_to_input(struct micro_batch *mb)
 {
     const struct pass *p = mb->pass;
+    const struct norm_use use = {input_row, mb};
+    gemm_prepare_open(&mb->room, p->compute, mb->n_tok, p->config->hidden, &mb->input);
+    mb->add_norm.use = &use;
     layer_add_norm_done(mb);
-    gemm_prepare(p->pool, &mb->room, p->compute, mb->norm, mb->n_tok, p->config->hidden, &mb->input);
+    mb->add_norm.use = NULL;
 }
 
 /* ---- attention ----------------------------------------------------------------------------------- */

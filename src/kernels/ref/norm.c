@@ -33,7 +33,11 @@ static void run_rows(void *arg, int begin, int end, int worker)
         } else if (a->arrival->come(a->arrival->own, t)) {
             sum_row(a, (size_t)t, t + 1 < end);
             a->arrival->used(a->arrival->own, t);
+        } else {
+            continue; /* it never comes */
         }
+        if (a->use)
+            a->use->row(a->use->own, t, a->y + at);
     }
 }
 

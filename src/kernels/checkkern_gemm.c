@@ -218,6 +218,21 @@ static bool check_invariance(const struct gemm_case *c, const float *y, uint64_t
     return ok;
 }
 
+/* Strict products of rows where they lie have the bits of those that are copied. */
+static bool check_in_place(const struct gemm_case *c, const float *y, struct checkkern_report *r)
+{
+    struct gemm_case here = *c;
+    if (c->mode != COMPUTE_STRICT || !gemm_operand_floats(c->x, c->m, c->w.k, &here.op))
+        return true;
+    float *other = fresh_output(&here);
+    struct gemm_job job = case_job(&here, other);
+    run_case(&here, c->env->pool, &job, 1);
+    bool same = true;
+    for (int i = 0; i < c->m; i++)
+        same &= !memcmp(y + i * c->ldy, other + i * c->ldy, (size_t)c->w.n * sizeof(*y));
+    return checkkern_case(r, same, "m %d, n %d, k %d, rows where they lie", c->m, c->w.n, c->w.k);
+}
+
 static bool check_case(struct gemm_case *c, uint64_t *seed, struct checkkern_report *r)
 {
     const struct gemm_table *table = gemm_table_for(c->env->level);
@@ -227,7 +242,7 @@ static bool check_case(struct gemm_case *c, uint64_t *seed, struct checkkern_rep
     float *y = fresh_output(c);
     struct gemm_job job = case_job(c, y);
     run_case(c, c->env->pool, &job, 1);
-    return check_values(c, y, r) && check_invariance(c, y, seed, r);
+    return check_values(c, y, r) && check_in_place(c, y, r) && check_invariance(c, y, seed, r);
 }
 
 static void make_bias(struct gemm_case *c, uint64_t *seed)

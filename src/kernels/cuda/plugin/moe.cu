@@ -74,6 +74,23 @@ static __device__ __forceinline__ void ask_for_x(uint8_t *xs, const struct packe
     copies_end();
 }
 
+/* ---- weights before the routing -------------------------------------------------------------------- */
+
+/* Where most experts have a row, most of the weights that this block would begin with if all had one are
+ * needed by some block. They go into the L2 meanwhile: the memory is idle until the routing is known. */
+#define AHEAD 16 /* units of each warp */
+static __device__ __forceinline__ void ask_ahead(const moe_params &a, int warp, int lane)
+{
+    if (a.w.n_row * a.w.n_used < 2 * a.w.n_expert || lane > 0)
+        return;
+    struct phase p = a.phase[0];
+    deal(&p, a.w.n_expert);
+    const int at = warp_units(&p, p.hi - p.lo, warp), end = warp_units(&p, p.hi - p.lo, warp + 1);
+    if (at < end)
+        gpu_prefetch_bulk(p.weight + ((int64_t)p.lo * p.n_unit + at) * CUDA_UNIT_BYTES,
+                          (uint32_t)(min(AHEAD, end - at) * CUDA_UNIT_BYTES));
+}
+
 /* ---- routing --------------------------------------------------------------------------------------- */
 
 /* Passes by expert ascending, slots ascending within one; id: this thread's slot's, or -1. mask:
@@ -260,6 +277,7 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
 #pragma unroll 1
     for (int i = threadIdx.x; i < a.w.n_expert * MASK_STRIDE / 4; i += N_THREAD)
         ((uint4 *)mask)[i] = make_uint4(0, 0, 0, 0);
+    ask_ahead(a, warp, lane);
     gpu_wait_before();
     const int id = (int)threadIdx.x < n_slot ? a.w.id[threadIdx.x] : -1;
     clear_words(h, n_slot * (I / 2), (int)gridDim.x);

@@ -37,7 +37,10 @@ static __global__ void __launch_bounds__(N_THREAD, 1) linear_kernel(const linear
         phases[0] = p;
     }
     __syncthreads();
-    Ring ring = ring_make<Ring>(memory, phases, 1, passes, warp, lane);
+    Ring ring = ring_make<Ring>(memory, phases, warp);
+#pragma unroll 1
+    for (int i = 0; i < Ring::stages; i++)
+        ring_ask(ring, phases, 1, passes, warp, lane);
     float scale[CUDA_PARTS_MAX];
 #pragma unroll
     for (int i = 0; i < CUDA_PARTS_MAX; i++)
@@ -53,9 +56,9 @@ static __global__ void __launch_bounds__(N_THREAD, 1) linear_kernel(const linear
             [&](int r, int at) { return __ldcg((const uint4 *)(a.w.x + (size_t)(row + r) * K) + at); },
             [&](uint4 v, int, int) { return v; });
         __syncthreads();
-        run_round<NT>(
+        run_round<NT, int>(
             phases, 1, 0, lo, hi, ring, passes, head, warp, lane,
-            [&](int) { return xs + (uint32_t)(lane >> 2) * x_stride(K); },
+            [&](int) { return xs + (uint32_t)(lane >> 2) * x_stride(K); }, [](int pass) { return pass; },
             [&](int, int tile, float(&c)[NT][4]) {
                 const int which = packed_part_of(a.w, tile * 16);
                 const struct packed_part &part = a.w.part[which];

@@ -15,8 +15,9 @@
 #include "kernels/cuda/plugin/internal.h"
 #include "kernels/cuda/plugin/stream.cuh"
 
-#define N_PHASE 2
-#define MASKS   (MOE_SLOTS_MAX / 32)
+#define N_PHASE     2
+#define MASKS       (MOE_SLOTS_MAX / 32)
+#define MASK_STRIDE (MASKS + 4) /* so that neighbours' lie in different banks */
 
 /* Where the longer chunks do not fit beside eight rows, the shorter may. */
 typedef struct ring<8, 2> long_ring;
@@ -24,7 +25,7 @@ typedef struct ring<4, 2> short_ring;
 
 /* A thread a slot, and one an expert. */
 static_assert(MOE_SLOTS_MAX == N_THREAD && CUDA_EXPERTS_MAX <= N_THREAD, "routing");
-static_assert(CUDA_EXPERTS_MAX * (MASKS + 1) * 4 <= N_WARP * short_ring::stages * short_ring::bytes,
+static_assert(CUDA_EXPERTS_MAX * (MASK_STRIDE + 1) * 4 <= N_WARP * short_ring::stages * short_ring::bytes,
               "masks lie where the ring comes");
 
 struct moe_params {
@@ -56,24 +57,62 @@ struct moe_passes {
     }
 };
 
+/* ---- rows of x ------------------------------------------------------------------------------------- */
+
+/* All of them to shared memory, later, as one group of copies. All threads. */
+static __device__ __forceinline__ void ask_for_x(uint8_t *xs, const struct packed_moe &w)
+{
+    const int each = w.hidden / 8, rows_on = N_THREAD / each, on = N_THREAD - rows_on * each;
+    int r = (int)threadIdx.x / each, at = (int)threadIdx.x - r * each;
+#pragma unroll 1
+    while (r < w.n_row) {
+        copy_16(xs + (uint32_t)r * x_stride(w.hidden) + 16 * at, (const uint4 *)w.x + (size_t)r * each + at);
+        at += on;
+        r += rows_on + (at >= each);
+        at -= at >= each ? each : 0;
+    }
+    copies_end();
+}
+
+/* ---- weights before the routing -------------------------------------------------------------------- */
+
+/* Where most experts have a row, most of the weights that this block would begin with if all had one are
+ * needed by some block. They go into the L2 meanwhile: the memory is idle until the routing is known. */
+#define AHEAD 16 /* units of each warp */
+static __device__ __forceinline__ void ask_ahead(const moe_params &a, int warp, int lane)
+{
+    if (a.w.n_row * a.w.n_used < 2 * a.w.n_expert || lane > 0)
+        return;
+    struct phase p = a.phase[0];
+    deal(&p, a.w.n_expert);
+    const int at = warp_units(&p, p.hi - p.lo, warp), end = warp_units(&p, p.hi - p.lo, warp + 1);
+    if (at < end)
+        gpu_prefetch_bulk(p.weight + ((int64_t)p.lo * p.n_unit + at) * CUDA_UNIT_BYTES,
+                          (uint32_t)(min(AHEAD, end - at) * CUDA_UNIT_BYTES));
+}
+
 /* ---- routing --------------------------------------------------------------------------------------- */
 
 /* Passes by expert ascending, slots ascending within one; id: this thread's slot's, or -1. mask:
- * [n_expert][MASKS], zeros, and first: [n_expert] of shared memory that is free until the end. All threads.
- */
+ * [n_expert][MASK_STRIDE], zeros, and first: [n_expert] of shared memory that is free until the end.
+ * meanwhile(): what is asked for behind the ids. All threads. */
+template <typename Meanwhile>
 static __device__ __forceinline__ void route(struct routing *r, const struct packed_moe &w, int id,
-                                             uint32_t *mask, int *first)
+                                             uint32_t *mask, int *first, Meanwhile meanwhile)
 {
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
     const int n_expert = w.n_expert, e = id < n_expert ? id : -1;
     if (e >= 0)
-        atomicOr(&mask[e * MASKS + warp], 1u << lane);
+        atomicOr(&mask[e * MASK_STRIDE + warp], 1u << lane);
+    meanwhile();
     __syncthreads();
     int count = 0;
     if (t < n_expert)
 #pragma unroll
-        for (int i = 0; i < MASKS; i++)
-            count += __popc(mask[t * MASKS + i]);
+        for (int i = 0; i < MASKS / 4; i++) {
+            const uint4 m = ((const uint4 *)(mask + t * MASK_STRIDE))[i];
+            count += __popc(m.x) + __popc(m.y) + __popc(m.z) + __popc(m.w);
+        }
     const int n = (count + 7) / 8, own = n << 16 | count; /* passes and slots, added up together */
     int sum = own;
 #pragma unroll
@@ -102,9 +141,11 @@ static __device__ __forceinline__ void route(struct routing *r, const struct pac
     }
     __syncthreads();
     if (e >= 0) {
-        int rank = __popc(mask[e * MASKS + warp] & ((1u << lane) - 1));
-        for (int i = 0; i < warp; i++)
-            rank += __popc(mask[e * MASKS + i]);
+        int rank = __popc(mask[e * MASK_STRIDE + warp] & ((1u << lane) - 1));
+#pragma unroll
+        for (int i = 0; i < MASKS; i++)
+            if (i < warp)
+                rank += __popc(mask[e * MASK_STRIDE + i]);
         r->slot[first[e] + rank] = (uint16_t)t;
         r->token[first[e] + rank] = (uint16_t)(t / w.n_used);
     }
@@ -134,7 +175,7 @@ static __device__ __forceinline__ void clear_words(void *words, int n, int grid)
 }
 
 /* v: what lay at p a moment ago. */
-static __device__ __forceinline__ uint4 take_eight(uint4 v, const uint4 *p)
+static __device__ __forceinline__ uint4 take_words(uint4 v, const uint4 *p)
 {
     while (v.x == 0 || v.y == 0 || v.z == 0 || v.w == 0) {
         gpu_wait_block();
@@ -154,19 +195,47 @@ static __device__ __forceinline__ void put_h(uint32_t *word, bool there, float h
 /* A token's experts, so many of them asked for at once. */
 #define TOGETHER 8
 
-static __device__ __forceinline__ void finalize(const moe_params &a)
+static __device__ __forceinline__ uint32_t take_words(uint32_t v, const uint32_t *p)
 {
-    const int H = a.w.hidden, k = a.w.n_used, n = a.w.n_row * H;
-    const uint32_t *y = (const uint32_t *)a.scratch.y;
+    while (v == 0) {
+        gpu_wait_block();
+        v = gpu_load_grid(p);
+    }
+    return ~v;
+}
+
+static __device__ __forceinline__ void add_weighted(float &sum, float w, uint32_t y)
+{
+    sum += w * __uint_as_float(y);
+}
+
+static __device__ __forceinline__ void add_weighted(float4 &sum, float w, uint4 y)
+{
+    add_weighted(sum.x, w, y.x);
+    add_weighted(sum.y, w, y.y);
+    add_weighted(sum.z, w, y.z);
+    add_weighted(sum.w, w, y.w);
+}
+
+/* Words, and outputs, that a thread takes at once: four where there are many, so that the blocks' shares are
+ * one turn of their threads; else one, in as few blocks as it takes. */
+template <typename Words, typename Sums> static __device__ __forceinline__ void finalize(const moe_params &a)
+{
+    const bool many = sizeof(Words) > 4;
+    const int H = a.w.hidden / (int)(sizeof(Words) / 4), k = a.w.n_used, n = a.w.n_row * H;
+    const int grid = (int)gridDim.x, run = many ? ((n + grid - 1) / grid + 7) & ~7 : N_THREAD,
+              first = (int)blockIdx.x * run, end = many ? min(n, first + run) : n,
+              step = many ? N_THREAD : grid * N_THREAD;
+    const Words *y = (const Words *)a.scratch.y;
 #pragma unroll 1
-    for (int i = (int)blockIdx.x * N_THREAD + (int)threadIdx.x; i < n; i += (int)gridDim.x * N_THREAD) {
+    for (int i = first + (int)threadIdx.x; i < end; i += step) {
         const int t = i / H, c = i - t * H;
-        float sum = 0.0f;
+        Sums sum = {};
 #pragma unroll 1
         for (int j0 = 0; j0 < k; j0 += TOGETHER) {
             bool counts[TOGETHER];
             float w[TOGETHER];
-            uint32_t v[TOGETHER];
+            Words v[TOGETHER];
 #pragma unroll
             for (int j = 0; j < TOGETHER; j++) {
                 const int slot = t * k + min(j0 + j, k - 1), e = a.w.id[slot];
@@ -175,19 +244,21 @@ static __device__ __forceinline__ void finalize(const moe_params &a)
                 v[j] = gpu_load_grid(y + (size_t)slot * H + c);
             }
 #pragma unroll
-            for (int j = 0; j < TOGETHER; j++) {
-                const uint32_t *at = y + (size_t)(t * k + min(j0 + j, k - 1)) * H + c;
-                while (counts[j] && v[j] == 0) {
-                    gpu_wait_block();
-                    v[j] = gpu_load_grid(at);
-                }
+            for (int j = 0; j < TOGETHER; j++)
                 if (counts[j])
-                    sum += w[j] * __uint_as_float(~v[j]);
-            }
+                    add_weighted(sum, w[j],
+                                 take_words(v[j], y + (size_t)(t * k + min(j0 + j, k - 1)) * H + c));
         }
-        a.w.out[i] = sum;
+        ((Sums *)a.w.out)[i] = sum;
     }
 }
+
+/* Where a lane's two rows of a pass go, as words of h or y, or -1, and what they are multiplied by: gate and
+ * up, or down. */
+struct out_rows {
+    int at[2];
+    float scale[2];
+};
 
 /* ---- the kernel ------------------------------------------------------------------------------------ */
 
@@ -204,21 +275,30 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
     uint32_t *mask = (uint32_t *)memory, *h = (uint32_t *)a.scratch.h, *y = (uint32_t *)a.scratch.y;
 
 #pragma unroll 1
-    for (int i = threadIdx.x; i < a.w.n_expert * MASKS / 4; i += N_THREAD)
+    for (int i = threadIdx.x; i < a.w.n_expert * MASK_STRIDE / 4; i += N_THREAD)
         ((uint4 *)mask)[i] = make_uint4(0, 0, 0, 0);
+    ask_ahead(a, warp, lane);
     gpu_wait_before();
     const int id = (int)threadIdx.x < n_slot ? a.w.id[threadIdx.x] : -1;
     clear_words(h, n_slot * (I / 2), (int)gridDim.x);
     if (!a.w.each)
         clear_words(y, n_slot * H, (int)gridDim.x);
     __syncthreads();
-    route(&routing, a.w, id, mask, (int *)(mask + a.w.n_expert * MASKS));
+    /* Where a block may have passes of experts that all rows take and of others, it has all rows if they fit:
+     * else they would be two rounds. */
+    const bool all_rows = a.w.n_shared > 0 && a.w.n_row <= a.phase[0].room;
+    route(&routing, a.w, id, mask, (int *)(mask + a.w.n_expert * MASK_STRIDE), [&]() {
+        if (all_rows)
+            ask_for_x(xs, a.w);
+    });
     if (threadIdx.x == N_THREAD - 1) /* now: behind weights it would wait for all of them */
         cleared(a.scratch.barrier, &met);
     const int n_pass = routing.n_pass;
     if (threadIdx.x < N_PHASE) {
         struct phase p = threadIdx.x == 0 ? a.phase[0] : a.phase[1];
         deal(&p, n_pass);
+        if (threadIdx.x == 0 && all_rows)
+            p.room = MOE_SLOTS_MAX;
         phases[threadIdx.x] = p;
     }
     float scale[3] = {};
@@ -232,7 +312,7 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
 
     const moe_passes passes = {&routing};
     uint32_t met_before = 0;
-    Ring ring = {};
+    Ring ring = ring_make<Ring>(memory, phases, warp);
     bool begun = false, may_write = false;
 
 #pragma unroll 1
@@ -241,7 +321,7 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
         int hi = lo, first_row = 0;
         if (lo < phases[f].hi)
             hi = round_end(&phases[f], passes, lo);
-        if (lo < hi) {
+        if (lo < hi && !(f == 0 && all_rows)) {
             const int n_tile = phases[f].n_tile;
             first_row = routing.before[lo / n_tile];
             const uint4 *from = (const uint4 *)(f == 0 ? a.w.x : a.scratch.h);
@@ -250,11 +330,14 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
                 xs, routing.before[(hi - 1) / n_tile + 1] - first_row, K,
                 [&](int r, int at) { return gpu_load_grid(from + (size_t)row[r] * (K / 8) + at); },
                 [&](uint4 v, int r, int at) {
-                    return f == 0 ? v : take_eight(v, from + (size_t)row[r] * (K / 8) + at);
+                    return f == 0 ? v : take_words(v, from + (size_t)row[r] * (K / 8) + at);
                 });
         }
         if (!begun) { /* what is asked for behind weights waits for all of them: rows of x go first */
-            ring = ring_make<Ring>(memory, phases, N_PHASE, passes, warp, lane);
+#pragma unroll 1
+            for (int i = 0; i < Ring::stages; i++)
+                ring_ask(ring, phases, N_PHASE, passes, warp, lane);
+            copies_wait<Ring::stages>(); /* x, if it was asked for: what came before the ring's */
             if ((int)threadIdx.x < n_pass)
 #pragma unroll
                 for (int i = 0; i < 3; i++)
@@ -265,16 +348,23 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
             met_before = met;
         begun = true;
         if (lo < hi)
-            run_round<1>(
+            run_round<1, out_rows>(
                 phases, N_PHASE, f, lo, hi, ring, passes, head, warp, lane,
                 [&](int pass) {
-                    const int n = routing.before[pass + 1] - routing.before[pass];
+                    const int before = routing.before[pass], n = routing.before[pass + 1] - before,
+                              at = before + min(lane >> 2, n - 1);
                     return xs +
-                           (uint32_t)(routing.before[pass] - first_row + min(lane >> 2, n - 1)) * x_stride(K);
+                           (uint32_t)(f == 0 && all_rows ? routing.token[at] : at - first_row) * x_stride(K);
                 },
-                [&](int pass, int tile, float(&c)[1][4]) {
+                [&](int pass) {
                     const uint16_t *slot = routing.slot + routing.before[pass];
-                    const int n_row = routing.before[pass + 1] - routing.before[pass];
+                    const int n_row = routing.before[pass + 1] - routing.before[pass], r = (lane & 3) * 2;
+                    const int width = f == 0 ? I / 2 : H, own = f == 0 ? lane / 8 : lane / 4;
+                    return out_rows{{r < n_row ? slot[r] * width + own : -1,
+                                     r + 1 < n_row ? slot[r + 1] * width + own : -1},
+                                    {routing.scale[f == 0 ? 0 : 2][pass], routing.scale[1][pass]}};
+                },
+                [&](const out_rows &to, int tile, float(&c)[1][4]) {
                     if (!may_write) {
                         if (lane == 0)
                             all_cleared(a.scratch.barrier, met_before);
@@ -282,25 +372,20 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
                         may_write = true;
                     }
                     if (f == 0) {
-                        const float gate = routing.scale[0][pass], up = routing.scale[1][pass];
 #pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            const int r = (lane & 3) * 2 + i;
-                            put_h(h + (size_t)slot[min(r, n_row - 1)] * (I / 2) + tile * 4 + lane / 8,
-                                  r < n_row, swiglu(c[0][i] * gate, c[0][2 + i] * up), lane);
-                        }
+                        for (int i = 0; i < 2; i++)
+                            put_h(h + (to.at[i] + tile * 4), to.at[i] >= 0,
+                                  swiglu(c[0][i] * to.scale[0], c[0][2 + i] * to.scale[1]), lane);
                         return;
                     }
-                    const float by = routing.scale[2][pass];
+                    const uint32_t turn = a.w.each ? 0u : ~0u;
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const int r = (lane & 3) * 2 + i % 2;
-                        if (r >= n_row)
-                            continue;
-                        const uint32_t v = __float_as_uint(c[0][i] * by);
-                        gpu_store_grid(y + (size_t)slot[r] * H + tile * 16 + (lane >> 2) + i / 2 * 8,
-                                       a.w.each ? v : ~v);
-                    }
+                    for (int i = 0; i < 2; i++)
+                        if (to.at[i] >= 0) {
+                            uint32_t *at = y + (to.at[i] + tile * 16);
+                            gpu_store_grid(at, __float_as_uint(c[0][i] * to.scale[0]) ^ turn);
+                            gpu_store_grid(at + 8, __float_as_uint(c[0][2 + i] * to.scale[0]) ^ turn);
+                        }
                 });
         lo = hi;
         if (lo < phases[f].hi)
@@ -313,8 +398,12 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
             all_cleared(a.scratch.barrier, met_before);
         __syncthreads();
     }
-    if (!a.w.each) /* otherwise y is the result */
-        finalize(a);
+    if (a.w.each) /* y is the result */
+        return;
+    if (a.w.n_row * H > (int)gridDim.x * N_THREAD)
+        finalize<uint4, float4>(a);
+    else
+        finalize<uint32_t, float>(a);
 }
 
 /* ---- which ----------------------------------------------------------------------------------------- */

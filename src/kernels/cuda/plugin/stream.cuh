@@ -211,16 +211,13 @@ __device__ __forceinline__ void ring_ask(Ring &r, const struct phase *phase, int
     r.stage = r.stage == (Ring::stages - 1) * Ring::bytes ? 0 : r.stage + Ring::bytes;
 }
 
-template <typename Ring, typename Passes>
-__device__ __forceinline__ Ring ring_make(uint8_t *memory, const struct phase *phase, int n_phase,
-                                          const Passes &passes, int warp, int lane)
+/* Of which nothing is asked for yet; then ring_ask, Ring::stages times. */
+template <typename Ring>
+__device__ __forceinline__ Ring ring_make(uint8_t *memory, const struct phase *phase, int warp)
 {
     Ring r = {};
     r.data = memory + warp * Ring::stages * Ring::bytes;
     r.hi = phase[0].lo;
-#pragma unroll 1
-    for (int i = 0; i < Ring::stages; i++)
-        ring_ask(r, phase, n_phase, passes, warp, lane);
     return r;
 }
 
@@ -242,21 +239,22 @@ template <int NT> __device__ __forceinline__ void add(float (&c)[NT][4], float (
     clear<NT>(d);
 }
 
-/* Multiply the tiles lo to hi of phase `f` by the staged rows and hand each finished tile to done(pass, tile,
+/* Multiply the tiles lo to hi of phase `f` by the staged rows and hand each finished tile to done(to, tile,
  * c). c[t]: rows g and g + 8 of columns 8t + 2q and one more: c[0] c[1] row g, c[2] c[3] row g + 8.
- * x_of(pass): what this lane's rows, 8 and more apart, are in shared memory. head: [N_WARP][NT * 4][32].
- * Begins after the staging and ends with a barrier behind the products: xs may then be written. All threads.
- */
-template <int NT, typename Ring, typename Passes, typename Row, typename Done>
+ * x_of(pass): what this lane's rows, 8 and more apart, are in shared memory; to_of(pass): what done needs of
+ * it, worked out once for all of its tiles. head: [N_WARP][NT * 4][32]. Begins after the staging and ends
+ * with a barrier behind the products: xs may then be written. All threads. */
+template <int NT, typename To, typename Ring, typename Passes, typename Row, typename ToOf, typename Done>
 __device__ __forceinline__ void run_round(const struct phase *phase, int n_phase, int f, int lo, int hi,
                                           Ring &ring, const Passes &passes, float *head, int warp, int lane,
-                                          Row x_of, Done done)
+                                          Row x_of, ToOf to_of, Done done)
 {
     const struct phase *p = &phase[f];
     const int S = p->n_unit, n_tile = p->n_tile, end = warp_units(p, hi - lo, warp + 1);
     const uint32_t x_step = 8u * x_stride(64 * S);
     const int first = warp_units(p, hi - lo, warp);
-    int at = first, tile = lo + first / S, rest = S - (first - (tile - lo) * S), pass = 0;
+    int at = first, tile = lo + first / S, rest = S - (first - (tile - lo) * S), first_tile = 0;
+    To to = {};
     bool whole = rest == S;   /* this warp has the present tile from its first unit on */
     float c[NT][4], d[NT][4]; /* two sums: products of one wait for each other */
     float *own_head = head + warp * 4 * NT * 32 + lane;
@@ -264,8 +262,9 @@ __device__ __forceinline__ void run_round(const struct phase *phase, int n_phase
     clear<NT>(d);
 #pragma unroll 1
     while (at < end) { /* a run */
-        pass = tile / n_tile;
-        const int run_end = min(end, ((pass + 1) * n_tile - lo) * S);
+        const int pass = tile / n_tile, run_end = min(end, ((pass + 1) * n_tile - lo) * S);
+        first_tile = pass * n_tile;
+        to = to_of(pass);
         const uint8_t *row = x_of(pass) + (uint32_t)(lane & 3) * 32u, *x = row + 128 * (S - rest);
 #pragma unroll 1
         for (; at < run_end; at += Ring::units) {
@@ -275,8 +274,15 @@ __device__ __forceinline__ void run_round(const struct phase *phase, int n_phase
             int left = min(Ring::units, run_end - at);
 #pragma unroll 1
             do {
-                const int most = min(left, rest), n = most >= BLOCK_UNITS ? BLOCK_UNITS : most >= 2 ? 2 : 1;
-                if (n == BLOCK_UNITS) {
+                const int most = min(left, rest);
+                int n = most >= BLOCK_UNITS ? BLOCK_UNITS : most >= 2 ? 2 : 1;
+                if (NT == 1 && Ring::units > BLOCK_UNITS && most == Ring::units) { /* mostly */
+                    n = Ring::units;
+#pragma unroll
+                    for (int i = 0; i < Ring::units; i++)
+                        multiply_unit<NT>(i % 2 ? d : c, unit + i * CUDA_UNIT_BYTES, x + 128 * i, x_step,
+                                          lane);
+                } else if (n == BLOCK_UNITS) {
 #pragma unroll
                     for (int i = 0; i < BLOCK_UNITS; i++)
                         multiply_unit<NT>(i % 2 ? d : c, unit + i * CUDA_UNIT_BYTES, x + 128 * i, x_step,
@@ -294,7 +300,7 @@ __device__ __forceinline__ void run_round(const struct phase *phase, int n_phase
                     continue;
                 add<NT>(c, d);
                 if (whole)
-                    done(pass, tile - pass * n_tile, c);
+                    done(to, tile - first_tile, c);
                 else
                     for (int j = 0; j < 4 * NT; j++)
                         own_head[j * 32] = c[j / 4][j % 4];
@@ -322,6 +328,6 @@ __device__ __forceinline__ void run_round(const struct phase *phase, int n_phase
             if (warp_units(p, hi - lo, v + 1) > warp_units(p, hi - lo, v))
                 for (int j = 0; j < 4 * NT; j++)
                     c[j / 4][j % 4] += head[(v * 4 * NT + j) * 32 + lane];
-        done(pass, tile - pass * n_tile, c);
+        done(to, tile - first_tile, c);
     }
 }

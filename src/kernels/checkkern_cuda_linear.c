@@ -99,6 +99,8 @@ bool checkkern_cuda_linear(const struct checkkern_gpu *g, struct checkkern_repor
               linear_case(g, &seed, 64, 400, 1024, r);
     /* Rows that do not fit in shared memory, eight at a time. */
     ok = ok && linear_case(g, &seed, 8, 40, 12288, r) && linear_case(g, &seed, 1, 40, 10944, r);
+    /* One row of so long rows that a warp has more of them than it asks for at once. */
+    ok = ok && linear_case(g, &seed, 1, 250, 4096, r) && linear_case(g, &seed, 1, 120, 12288, r);
     ok = ok && linear_case(g, &seed, 3, 24, 10944, r) && linear_case(g, &seed, 32, 24, 18432, r);
     for (int i = 0; i < g->rounds && ok; i++)
         ok = linear_case(g, &seed, checkkern_int(&seed, 1, i % 4 ? 32 : 300),

@@ -24,8 +24,9 @@ struct exchange_now {
 static __device__ __forceinline__ exchange_now exchange_look(const exchange &x)
 {
     exchange_now now;
+    const uint32_t n[2] = {gpu_load_grid(x.turn + 1), gpu_load_grid(x.turn + 2)}; /* none waits for another */
     now.turn = gpu_load_grid(x.turn);
-    now.n_other = gpu_load_grid(x.turn + 2 - now.turn);
+    now.n_other = now.turn ? n[0] : n[1];
     now.words = x.words + now.turn * x.size;
     now.other = x.words + (1 - now.turn) * x.size;
     return now;

@@ -44,6 +44,7 @@ static inline bool front_takes(const cuda_router *r)
 /* Weights that a thread needs first: of the norm, and of this block's first logit. */
 struct front_weights {
     float4 norm, router;
+    float scale; /* of the router's */
 };
 
 /* Before what precedes has ended: weights may be on their way. The first are named one by one, for a block
@@ -52,6 +53,7 @@ template <int FRONT> static __device__ __forceinline__ front_weights front_ask(c
 {
     const int mine = 4 * threadIdx.x, n = f.router.K;
     front_weights w = {};
+    w.scale = *f.router.w.scale;
     if (FRONT == FRONT_NORM && mine < n) {
         w.norm = norm_four<true>(f.norm.weight, mine, n);
         w.router = router_four(f.router, min((int)blockIdx.x, f.router.n_expert - 1), mine);
@@ -72,10 +74,11 @@ template <int FRONT> static __device__ __forceinline__ front_weights front_ask(c
 }
 
 /* This block's logits to words, of a row that is normed already. All threads. */
-static __device__ __forceinline__ void front_logits(const moe_front &f, uint32_t *words, front_room &room)
+static __device__ __forceinline__ void front_logits(const moe_front &f, const front_weights &asked,
+                                                    uint32_t *words, front_room &room)
 {
     const int n = f.router.K, mine = 4 * threadIdx.x;
-    const float scale = *f.router.w.scale;
+    const float scale = asked.scale;
     int turn = 0;
 #pragma unroll 1
     for (int e = blockIdx.x; e < f.router.n_expert; e += gridDim.x, turn ^= 1) {
@@ -99,15 +102,21 @@ static __device__ __forceinline__ float front_norm(const moe_front &f, const fro
     const cuda_add_norm &a = f.norm;
     const int n = a.n, mine = 4 * threadIdx.x;
     const int first = min((int)blockIdx.x, f.router.n_expert - 1);
-    const float scale = *f.router.w.scale;
+    const float scale = asked.scale;
     /* The first logit needs the norm's factor at its end only: its sum is made beside that of the squares. */
     float logit;
-    const float by = row_norm(a, row, room.sums, &logit, [&](int i, float4 v, float sum) {
-        const float4 n_w = i == mine ? asked.norm : norm_four<true>(a.weight, i, n),
-                     w = i == mine ? asked.router : router_four(f.router, first, i);
-        return fmaf(w.x, v.x * n_w.x,
-                    fmaf(w.y, v.y * n_w.y, fmaf(w.z, v.z * n_w.z, fmaf(w.w, v.w * n_w.w, sum))));
-    });
+    const float by = row_norm(
+        a, row, room.sums, &logit,
+        [&](int i) {
+            return i == mine ? asked
+                             : front_weights{norm_four<true>(a.weight, i, n), router_four(f.router, first, i),
+                                             0.0f};
+        },
+        [](float4 v, const front_weights &w, float sum) {
+            return fmaf(w.router.x, v.x * w.norm.x,
+                        fmaf(w.router.y, v.y * w.norm.y,
+                             fmaf(w.router.z, v.z * w.norm.z, fmaf(w.router.w, v.w * w.norm.w, sum))));
+        });
     if (threadIdx.x == 0 && (int)blockIdx.x < f.router.n_expert)
         put_float(words + first, logit * by * scale);
     int turn = 0;
@@ -145,6 +154,8 @@ static __device__ __forceinline__ front_choice front_route(const moe_front &f, c
     if (warp == 0) {
         const uint32_t *from[FRONT_EXPERTS / 32];
         uint32_t v[FRONT_EXPERTS / 32];
+        float bias[FRONT_EXPERTS / 32];
+        route_bias<FRONT_EXPERTS / 32>(r, lane, bias); /* comes while logits are waited for */
 #pragma unroll
         for (int j = 0; j < FRONT_EXPERTS / 32; j++) {
             from[j] = words + min(32 * j + lane, E - 1);
@@ -158,7 +169,7 @@ static __device__ __forceinline__ front_choice front_route(const moe_front &f, c
         __syncwarp();
         float score[FRONT_EXPERTS / 32];
         uint32_t key[FRONT_EXPERTS / 32];
-        route_scores<FRONT_EXPERTS / 32>(r, room.logit, lane, score, key);
+        route_scores<FRONT_EXPERTS / 32>(r, room.logit, lane, bias, score, key);
 #pragma unroll
         for (int j = 0; j < FRONT_EXPERTS / 32; j++) {
             room.key[32 * j + lane] = key[j];

@@ -50,17 +50,16 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
 {
     const single_params &a = all.a;
     DYNAMIC_SHARED(memory);
-    SHARED(uint64_t[N_WARP * STAGES_MAX], barriers);
     SHARED(float[N_WARP][2][32], part);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     params_fetch(all, &part[warp][0][0], warp);
     const int H = a.w.hidden, I = a.w.inner, n_used = a.w.n_used;
     const int n_logit = FRONT ? (a.front.router.n_expert + 3) / 4 * 4 : 0,
               n_word = n_logit + n_used * (I / 2);
-    uint8_t *xs = memory + N_WARP * a.n_stage * CHUNK_BYTES, *hs = xs + 2 * H;
+    uint8_t *rings = memory + RING_BELLS, *xs = rings + N_WARP * a.n_stage * CHUNK_BYTES, *hs = xs + 2 * H;
     float *row = (float *)(hs + n_used * (2 * I)); /* of a norm */
     front_room &room = *(front_room *)(FRONT == FRONT_NORM ? row + H : row);
-    struct ring ring = ring_make(memory, barriers, a.n_stage, warp, lane);
+    struct ring ring = ring_make(rings, memory, a.n_stage, warp, lane);
     struct phase phase[2];
     phase[0] = {a.w.gate_up, (int64_t)(I / 8) * (H / 64) * CUDA_UNIT_BYTES, H / 64, 1, I / 8, 0, 0};
     phase[1] = {a.w.down, (int64_t)(H / 16) * (I / 64) * CUDA_UNIT_BYTES, I / 64, n_used, H / 16, 0, 0};
@@ -79,7 +78,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
     if (FRONT == FRONT_NORM)
         by = front_norm(a.front, asked, row, xs, words, room);
     else if (FRONT)
-        front_logits(a.front, words, room);
+        front_logits(a.front, asked, words, room);
     if (FRONT)
         choice = front_route(a.front, words, room, warp, lane);
     /* A lane knows one of the experts, in every warp. One that is of none here counts as the first, times
@@ -152,7 +151,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
 
 static size_t room_bytes(const struct packed_moe *w, int front)
 {
-    return 2 * ((size_t)w->hidden + (size_t)w->n_used * (size_t)w->inner) +
+    return RING_BELLS + 2 * ((size_t)w->hidden + (size_t)w->n_used * (size_t)w->inner) +
            (front == FRONT_NORM ? (size_t)w->hidden * sizeof(float) : 0) + (front ? sizeof(front_room) : 0);
 }
 

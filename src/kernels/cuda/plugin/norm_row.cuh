@@ -11,28 +11,53 @@ static __device__ __forceinline__ float4 row_y(const float *row, int i, float by
     return make_float4(v.x * by * w.x, v.y * by * w.y, v.z * by * w.z, v.w * by * w.w);
 }
 
+/* Four elements of the new residual, on their way. */
+struct row_parts {
+    float4 old, first, second;
+};
+
+static __device__ __forceinline__ row_parts row_ask(const cuda_add_norm &a, int i)
+{
+    const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    return {__ldcg((const float4 *)(a.residual + i)),
+            a.delta[0] ? __ldcg((const float4 *)(a.delta[0] + i)) : none,
+            a.delta[1] ? __ldcg((const float4 *)(a.delta[1] + i)) : none};
+}
+
+static __device__ __forceinline__ float4 row_new(const cuda_add_norm &a, const row_parts &p)
+{
+    if (a.delta[1])
+        return norm_add(p.old, norm_add(p.second, p.first));
+    return a.delta[0] ? norm_add(p.old, p.first) : p.old;
+}
+
 /* The new residual to `row`; returns the factor of the norm: the bits of norm.cu, whose threads are twice as
- * many where rows are long. other: the sum over all elements of what also(i, four, sum so far) makes of them.
- * All threads; `room` is ROW_ROOM floats of shared memory. */
+ * many where rows are long. other: the sum over all elements of what add(four, what ask(i) asked for, sum so
+ * far) makes of them. All threads; `room` is ROW_ROOM floats of shared memory. */
 #define ROW_ROOM (3 * N_WARP)
-template <typename Also>
+template <typename Ask, typename Add>
 static __device__ __forceinline__ float row_norm(const cuda_add_norm &a, float *row, float *room,
-                                                 float *other, Also also)
+                                                 float *other, Ask ask, Add add)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float sum[2] = {0.0f, 0.0f}, more = 0.0f;
 #pragma unroll 1
-    for (int i = 4 * threadIdx.x, odd = 0; i < a.n; i += 4 * N_THREAD, odd ^= 1) {
-        float4 v = __ldcg((const float4 *)(a.residual + i));
-        if (a.delta[1])
-            v = norm_add(v, norm_add(__ldcg((const float4 *)(a.delta[1] + i)),
-                                     __ldcg((const float4 *)(a.delta[0] + i))));
-        else if (a.delta[0])
-            v = norm_add(v, __ldcg((const float4 *)(a.delta[0] + i)));
-        const float one = norm_keep(row, i, v, odd ? sum[1] : sum[0]);
-        sum[0] = odd ? sum[0] : one;
-        sum[1] = odd ? one : sum[1];
-        more = also(i, v, more);
+    for (int base = 4 * threadIdx.x; base < a.n; base += 8 * N_THREAD) {
+        row_parts part[2]; /* all of both is asked for before any is waited for */
+        decltype(ask(0)) beside[2];
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++)
+            if (base + odd * 4 * N_THREAD < a.n) {
+                part[odd] = row_ask(a, base + odd * 4 * N_THREAD);
+                beside[odd] = ask(base + odd * 4 * N_THREAD);
+            }
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++)
+            if (base + odd * 4 * N_THREAD < a.n) {
+                const float4 v = row_new(a, part[odd]);
+                sum[odd] = norm_keep(row, base + odd * 4 * N_THREAD, v, sum[odd]);
+                more = add(v, beside[odd], more);
+            }
     }
     const int n = a.n > 4 * N_THREAD ? 2 * N_WARP : N_WARP;
 #pragma unroll
@@ -48,7 +73,7 @@ static __device__ __forceinline__ float row_norm(const cuda_add_norm &a, float *
     }
     __syncthreads();
     float all = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
     for (int i = 0; i < n; i++)
         all += room[i];
     float rest[4] = {};

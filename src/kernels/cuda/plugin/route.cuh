@@ -191,11 +191,21 @@ static __device__ __forceinline__ uint32_t sort_key(float v)
     return v != v ? 1u : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
+/* What is added to a lane's scores for the choice, if anything is. */
+template <int V>
+static __device__ __forceinline__ void route_bias(const cuda_router &a, int lane, float (&bias)[V])
+{
+#pragma unroll
+    for (int j = 0; j < V; j++)
+        bias[j] = a.bias && lane + 32 * j < a.n_expert ? a.bias[lane + 32 * j] : 0.0f;
+}
+
 /* Scores of a lane's V experts, and keys by which they are chosen; 0 for those that do not exist. logit:
  * global or shared memory. All lanes. */
 template <int V>
 static __device__ __forceinline__ void route_scores(const cuda_router &a, const float *logit, int lane,
-                                                    float (&score)[V], uint32_t (&key)[V])
+                                                    const float (&bias)[V], float (&score)[V],
+                                                    uint32_t (&key)[V])
 {
     float max = -INFINITY, sum = 0.0f;
 #pragma unroll
@@ -223,7 +233,7 @@ static __device__ __forceinline__ void route_scores(const cuda_router &a, const 
 #pragma unroll
     for (int j = 0; j < V; j++) {
         const int e = lane + 32 * j;
-        key[j] = e < a.n_expert ? sort_key(a.bias ? score[j] + a.bias[e] : score[j]) : 0u;
+        key[j] = e < a.n_expert ? sort_key(a.bias ? score[j] + bias[j] : score[j]) : 0u;
     }
 }
 
@@ -248,9 +258,10 @@ static __device__ __forceinline__ float route_weight(const cuda_router &a, float
 template <int V>
 static __device__ __forceinline__ void route_lanes(const cuda_router &a, int t, const float *logit, int lane)
 {
-    float score[V];
+    float bias[V], score[V];
     uint32_t key[V];
-    route_scores<V>(a, logit, lane, score, key);
+    route_bias<V>(a, lane, bias);
+    route_scores<V>(a, logit, lane, bias, score, key);
     int chosen = 0;
     float weight = 0.0f;
 #pragma unroll 1

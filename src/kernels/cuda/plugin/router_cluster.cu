@@ -30,9 +30,10 @@ static __device__ __forceinline__ void choose(const cuda_router &a, int row0, in
                                               choice_room &room, int rank, int warp, int lane)
 {
     if (warp < OWN) {
-        float score[COUNTED / 32];
+        float bias[COUNTED / 32], score[COUNTED / 32];
         uint32_t key[COUNTED / 32];
-        route_scores<COUNTED / 32>(a, logits + warp * a.n_expert, lane, score, key);
+        route_bias<COUNTED / 32>(a, lane, bias);
+        route_scores<COUNTED / 32>(a, logits + warp * a.n_expert, lane, bias, score, key);
 #pragma unroll
         for (int j = 0; j < COUNTED / 32; j++) {
             room.key[warp][32 * j + lane] = key[j];

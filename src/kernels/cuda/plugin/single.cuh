@@ -10,6 +10,7 @@
  * once, a lane a piece, before it. */
 #pragma once
 
+#include "kernels/cuda/plugin/bell.cuh"
 #include "kernels/cuda/plugin/unit.cuh"
 
 /* ---- parameters ------------------------------------------------------------------------------------- */
@@ -95,8 +96,8 @@ static __device__ __forceinline__ struct piece piece_of(const struct phase (&pha
 /* ---- a warp's ring --------------------------------------------------------------------------------- */
 
 struct ring {
-    uint8_t *data;     /* [n_stage][CHUNK_BYTES], this warp's */
-    shared_at barrier; /* [n_stage] */
+    uint8_t *data; /* [n_stage][CHUNK_BYTES], this warp's */
+    uint32_t bell; /* [n_stage] */
     int n_stage, put, taken, ahead;
     uint32_t parity;
     /* What is to be asked for: */
@@ -105,17 +106,19 @@ struct ring {
     int left; /* units of the present piece */
 };
 
-/* A warp's barriers of [N_WARP * STAGES_MAX] of the block. All lanes. */
-static __device__ __forceinline__ struct ring ring_make(uint8_t *memory, uint64_t *barriers, int n_stage,
+/* A phase of a bell is one lane's arrival and the bytes of its copy. A place is copied to again only after
+ * __syncwarp behind the last read of it. bells: RING_BELLS bytes of the block. All lanes. */
+#define RING_BELLS (8 * N_WARP * STAGES_MAX)
+static __device__ __forceinline__ struct ring ring_make(uint8_t *memory, uint8_t *bells, int n_stage,
                                                         int warp, int lane)
 {
     struct ring r = {};
     r.data = memory + warp * n_stage * CHUNK_BYTES;
-    r.barrier = shared_address(&barriers[warp * STAGES_MAX]);
+    r.bell = shared_offset(bells) + 8 * warp * STAGES_MAX;
     r.n_stage = n_stage;
     if (lane < n_stage)
-        barrier_init(r.barrier + 8 * lane);
-    barriers_made();
+        bell_make(r.bell + 8 * lane, 1);
+    bells_made();
     __syncwarp();
     return r;
 }
@@ -139,8 +142,11 @@ static __device__ __forceinline__ void ring_fill(struct ring &r, const struct pi
             r.left = __shfl_sync(ALL_LANES, piece.n, next);
         }
         const int n = min(CHUNK_UNITS, r.left);
-        copy_weights(shared_address(r.data + r.put * CHUNK_BYTES), r.from, n * CUDA_UNIT_BYTES,
-                     r.barrier + 8 * r.put, lane);
+        if (lane == 0) { /* one copy: instructions of all lanes are what a warp has too few of */
+            bell_expect(r.bell + 8 * r.put, (uint32_t)n * CUDA_UNIT_BYTES);
+            copy_in_run_once(shared_offset(r.data + r.put * CHUNK_BYTES), r.from,
+                             (uint32_t)n * CUDA_UNIT_BYTES, r.bell + 8 * r.put);
+        }
         r.from += n * CUDA_UNIT_BYTES;
         r.left -= n;
         r.put = r.put + 1 == r.n_stage ? 0 : r.put + 1;
@@ -176,7 +182,7 @@ static __device__ __forceinline__ void run_phase(const struct phase &p, const st
         float c[1][4] = {}, d[1][4] = {}; /* two sums: products of one wait for each other */
 #pragma unroll 1
         for (int left = n; left > 0; left -= CHUNK_UNITS) {
-            barrier_wait(ring.barrier + 8 * ring.taken, ring.parity);
+            bell_wait(ring.bell + 8 * ring.taken, ring.parity);
             const uint8_t *unit = ring.data + ring.taken * CHUNK_BYTES;
             if (left >= CHUNK_UNITS) {
 #pragma unroll

@@ -1,6 +1,5 @@
-/* Units of packed NVFP4 weights (cuda_layout.h): a warp's copies of them into shared memory, and their
- * products with rows of x by mma.m16n8k16, the weights being A. For kernels of few rows, and for the
- * emulator. */
+/* Units of packed NVFP4 weights (cuda_layout.h): their products with rows of x by mma.m16n8k16, the weights
+ * being A. For kernels of few rows, and for the emulator. */
 #pragma once
 
 #include "kernels/cuda/cuda_layout.h"
@@ -12,11 +11,7 @@
 #define CHUNK_BYTES (CHUNK_UNITS * CUDA_UNIT_BYTES)
 #define STAGES_MAX  6
 
-/* ---- mbarriers and copies -------------------------------------------------------------------------- */
-
-/* A phase of a barrier is the arrivals of a warp's lanes. It ends when each lane's cp.async have been
- * performed, which its arrive.noinc waits for; the wait acquires them for all lanes. A place is copied to
- * again only after __syncwarp behind the last read of it. racecheck does not see the former. */
+/* ---- shared memory and its barriers ----------------------------------------------------------------- */
 
 #ifdef __CUDACC__
 
@@ -28,12 +23,7 @@ __device__ __forceinline__ shared_at shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-__device__ __forceinline__ void barrier_init(shared_at barrier)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 32;" ::"r"(barrier) : "memory");
-}
-
-/* Behind the last barrier_init, before a barrier of the block. */
+/* Behind the last mbarrier that has been made, before a barrier of the block. */
 __device__ __forceinline__ void barriers_made()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -51,47 +41,13 @@ __device__ __forceinline__ void barrier_wait(shared_at barrier, uint32_t parity)
                  : "memory");
 }
 
-/* A warp's copy of a chunk, 16 bytes a lane at a time; the barrier's phase ends when all of it is there. A
- * bulk copy of each chunk was as fast on an H200: copies are not what holds these kernels.
- * Weights are read once: they should not push x out of the L2. */
-__device__ __forceinline__ void copy_weights(shared_at to, const uint8_t *from, int bytes, shared_at barrier,
-                                             int lane)
-{
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-#pragma unroll
-    for (int i = 0; i < (CHUNK_BYTES + 511) / 512; i++) {
-        const int at = i * 512 + 16 * lane;
-        if (at < bytes)
-            asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to + at),
-                         "l"(from + at), "l"(policy)
-                         : "memory");
-    }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
-#else /* a lane copies at once, and waits for the others' */
+#else
 
 typedef uint8_t *shared_at;
 
 static inline shared_at shared_address(void *p)
 {
     return (uint8_t *)p;
-}
-static inline void barrier_init(shared_at)
-{
-}
-static inline void barriers_made()
-{
-}
-static inline void barrier_wait(shared_at, uint32_t)
-{
-    __syncwarp();
-}
-static inline void copy_weights(shared_at to, const uint8_t *from, int bytes, shared_at, int lane)
-{
-    for (int at = 16 * lane; at < bytes; at += 512)
-        memcpy(to + at, from + at, 16);
 }
 
 #endif

@@ -25,6 +25,7 @@ static const struct checkkern_cuda_row row_table[] = {
     // clang-format off
     {"cuda.scales", checkkern_cuda_scales},
     {"cuda.linear.nvfp4", checkkern_cuda_linear},
+    {"cuda.linear.rows", checkkern_cuda_rows},
     {"cuda.linear.parts", checkkern_cuda_parts},
     {"cuda.moe.nvfp4", checkkern_cuda_moe},
     {"cuda.prefill.nvfp4", checkkern_cuda_moe_prefill},

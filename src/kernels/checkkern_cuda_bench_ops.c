@@ -271,6 +271,8 @@ bool checkkern_cuda_bench_ops(const struct checkkern_gpu *g, const char *filter,
         bench_dense(&b, CUDA_BF16, 4096, 4096, many, COUNT_OF(many));
     }
     if (!filter || strstr("cuda.linear.nvfp4", filter)) {
+        bench_dense(&b, CUDA_NVFP4_PACKED, 14336, 4096, asks, COUNT_OF(asks));
+        bench_dense(&b, CUDA_NVFP4_PACKED, 4096, 12288, few, COUNT_OF(few));
         bench_dense(&b, CUDA_NVFP4_PACKED, 5120, 2048, few, COUNT_OF(few));
         bench_dense(&b, CUDA_NVFP4_PACKED, 5120, 2048, many, COUNT_OF(many));
         bench_dense(&b, CUDA_NVFP4_PACKED, 4096, 12288, many, COUNT_OF(many));

@@ -56,7 +56,8 @@ struct gpu_matrix gpu_case_matrix(struct gpu_case *c, uint64_t *seed, enum cuda_
                                   int n_matrix, int n, int K);
 
 typedef bool gpu_check_fn(const struct checkkern_gpu *g, struct checkkern_report *r);
-gpu_check_fn checkkern_cuda_scales, checkkern_cuda_linear, checkkern_cuda_moe, checkkern_cuda_moe_prefill;
+gpu_check_fn checkkern_cuda_scales, checkkern_cuda_linear, checkkern_cuda_rows;
+gpu_check_fn checkkern_cuda_moe, checkkern_cuda_moe_prefill;
 gpu_check_fn checkkern_cuda_embed, checkkern_cuda_add_norm, checkkern_cuda_swiglu, checkkern_cuda_argmax;
 gpu_check_fn checkkern_cuda_router, checkkern_cuda_dense, checkkern_cuda_parts, checkkern_cuda_moe_plain,
     checkkern_cuda_pack;

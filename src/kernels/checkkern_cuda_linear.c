@@ -102,8 +102,54 @@ bool checkkern_cuda_linear(const struct checkkern_gpu *g, struct checkkern_repor
     /* One row of so long rows that a warp has more of them than it asks for at once. */
     ok = ok && linear_case(g, &seed, 1, 250, 4096, r) && linear_case(g, &seed, 1, 120, 12288, r);
     ok = ok && linear_case(g, &seed, 3, 24, 10944, r) && linear_case(g, &seed, 32, 24, 18432, r);
+    /* Enough weights for the kernel by wgmma; on a large GPU the last is two tiles a warp. */
+    ok = ok && linear_case(g, &seed, 64, 1024, 2048, r) && linear_case(g, &seed, 33, 2100, 1088, r) &&
+         linear_case(g, &seed, 20, 3584, 640, r) && linear_case(g, &seed, 2, 1024, 2048, r) &&
+         linear_case(g, &seed, 17, 45056, 128, r);
     for (int i = 0; i < g->rounds && ok; i++)
         ok = linear_case(g, &seed, checkkern_int(&seed, 1, i % 4 ? 32 : 300),
                          checkkern_int(&seed, 1, i % 4 ? 600 : 160), 64 * checkkern_int(&seed, 1, 24), r);
     return ok;
+}
+
+/* A row's sums are the same bits whatever other rows there are, from two on and up to 32. */
+static bool rows_case(const struct checkkern_gpu *g, uint64_t *seed, int n_out, int K,
+                      struct checkkern_report *r)
+{
+    static const int rows[] = {32, 2, 7, 8, 9, 16, 17, 31};
+    struct gpu_case c;
+    gpu_case_begin(&c, g, r);
+    struct packed_rows w = packed_rows_make(g->arena, seed, n_out, K);
+    size_t bytes = cuda_layout_bytes((size_t)n_out, (size_t)K), row = (size_t)n_out * sizeof(float), bad;
+    uint8_t *packed = arena_alloc(g->arena, bytes, 1);
+    bool ok = checkkern_case(r, cuda_layout_pack(packed, w.codes, w.scales, (size_t)n_out, (size_t)K, &bad),
+                             "rows could not be packed");
+    const uint16_t *x = gpu_case_in(&c, packed_x(g->arena, seed, rows[0] * K), (size_t)(rows[0] * K) * 2);
+    const struct cuda_weight weight = {CUDA_NVFP4_PACKED, gpu_case_in(&c, packed, bytes), NULL,
+                                       gpu_case_f32(&c, w.global)};
+    struct cuda_op op[COUNT_OF(rows)];
+    for (size_t i = 0; i < COUNT_OF(rows); i++)
+        op[i] = (struct cuda_op){
+            .kind = CUDA_OP_LINEAR,
+            .n_row = rows[i],
+            .as.linear = {
+                .part[0] = {.w = weight, .out = gpu_case_out(&c, (size_t)rows[i] * row), .n_out = n_out},
+                .n_part = 1,
+                .K = K,
+                .x = x + (size_t)(rows[0] - rows[i]) * (size_t)K}};
+    ok = ok && gpu_case_run(&c, op, COUNT_OF(rows));
+    const char *all = ok ? gpu_case_result(&c, op[0].as.linear.part[0].out) : NULL;
+    for (size_t i = 1; i < COUNT_OF(rows) && ok; i++) /* the last rows, and so each in another place */
+        ok = checkkern_case(r,
+                            !memcmp(gpu_case_result(&c, op[i].as.linear.part[0].out),
+                                    all + (size_t)(rows[0] - rows[i]) * row, (size_t)rows[i] * row),
+                            "[%d x %d]: %d rows have other bits than among %d", n_out, K, rows[i], rows[0]);
+    gpu_case_end(&c);
+    return ok;
+}
+
+bool checkkern_cuda_rows(const struct checkkern_gpu *g, struct checkkern_report *r)
+{
+    uint64_t seed = g->seed;
+    return rows_case(g, &seed, 1024, 512, r) && rows_case(g, &seed, 2560, 2048, r);
 }

@@ -223,6 +223,7 @@ bool checkkern_cuda_moe(const struct checkkern_gpu *g, struct checkkern_report *
         {.n_row = 1, .n_used = 1, .n_expert = 1, .hidden = 1280, .inner = 192},
         {.n_row = 24, .n_used = 1, .n_expert = 1, .hidden = 640, .inner = 1536},
         {.n_row = 64, .n_used = 1, .n_expert = 1, .hidden = 640, .inner = 128},
+        {.n_row = 40, .n_used = 1, .n_expert = 1, .hidden = 2048, .inner = 1088},
         /* as shared experts are joined to the others */
         {.n_row = 1, .n_used = 9, .n_expert = 17, .hidden = 4096, .inner = 1408, .n_shared = 1},
         {.n_row = 32, .n_used = 9, .n_expert = 60, .hidden = 256, .inner = 128, .n_shared = 1},

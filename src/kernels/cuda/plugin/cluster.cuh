@@ -1,7 +1,7 @@
 /* Clusters: blocks in a row along x that run at the same time, and see each other's shared memory. */
 #pragma once
 
-#include "kernels/cuda/plugin/gpu.h"
+#include "kernels/cuda/plugin/bell.cuh"
 
 #ifdef __CUDACC__
 
@@ -47,6 +47,13 @@ __device__ __forceinline__ void cluster_sync()
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
+/* The same, but that what was written before need not be there: a place in shared memory may be used again.
+ */
+__device__ __forceinline__ void cluster_meet()
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
 /* The same in two halves, for what there is to do meanwhile. */
 __device__ __forceinline__ void cluster_arrive()
 {
@@ -55,6 +62,26 @@ __device__ __forceinline__ void cluster_arrive()
 __device__ __forceinline__ void cluster_wait()
 {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/* Numbers go to where `to` is in block `rank`'s shared memory, later; its bell `bell` counts their 16 bytes.
+ * The block expects all of them before the cluster meets, and has them after cluster_wait_sent. */
+__device__ __forceinline__ void cluster_send(uint32_t to, int rank, float4 v, uint32_t bell)
+{
+    asm volatile(
+        "{\n.reg .b32 there, rung;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\nmapa.shared::cluster.u32 rung, %2, %1;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, "
+        "[rung];\n}" ::"r"(to),
+        "r"(rank), "r"(bell), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+        : "memory");
+}
+__device__ __forceinline__ void cluster_wait_sent(uint32_t bell)
+{
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n@!done bra again;\n}" ::"r"(
+            bell)
+        : "memory");
 }
 /* What block `rank` of the cluster has where this one has `mine`, which lies in shared memory. */
 template <typename T> __device__ __forceinline__ T *cluster_at(T *mine, int rank)
@@ -83,10 +110,22 @@ static inline void cluster_sync()
 {
     simt::cluster_barrier();
 }
+static inline void cluster_meet()
+{
+    simt::cluster_barrier();
+}
 static inline void cluster_arrive()
 {
 }
 static inline void cluster_wait()
+{
+    simt::cluster_barrier();
+}
+static inline void cluster_send(uint32_t to, int rank, float4 v, uint32_t)
+{
+    std::memcpy(simt::cluster_shared(shared_pointer(to, sizeof(v)), (unsigned)rank), &v, sizeof(v));
+}
+static inline void cluster_wait_sent(uint32_t)
 {
     simt::cluster_barrier();
 }

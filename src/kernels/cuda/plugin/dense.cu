@@ -171,14 +171,28 @@ static struct packed_linear packed_from(const struct cuda_op *op, int first)
  * outputs, if there are more than 32 rows (docs/SPEED.md). */
 #define SPLIT_BYTES ((size_t)24 << 20)
 #define SPLIT_OUT   2560
+#define RING_BYTES  ((size_t)40 << 20) /* see takes_wgmma */
+
+static size_t packed_bytes(const struct packed_linear *w)
+{
+    return (size_t)(w->n_out + 15) / 16 * (size_t)(w->K / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
+}
 
 /* Rows that the kernel for few with K shared out takes at once; 0: another is to be taken. */
 static int split_rows(const struct packed_linear *w, const struct gpu_limits *limits)
 {
-    const size_t bytes = (size_t)(w->n_out + 15) / 16 * (size_t)(w->K / CUDA_UNIT_K) * CUDA_UNIT_BYTES;
-    const int most =
-        bytes <= SPLIT_BYTES || !linear_takes(w, limits) ? linear_split_rows(w->n_out, w->K, limits) : 0;
+    const int most = packed_bytes(w) <= SPLIT_BYTES || !linear_takes(w, limits)
+                         ? linear_split_rows(w->n_out, w->K, limits)
+                         : 0;
     return w->n_out <= SPLIT_OUT ? most : most < CUDA_ROWS_MAX ? most : CUDA_ROWS_MAX;
+}
+
+/* The kernel by wgmma is the fastest of those for few rows, but for up to 16 rows and so many weights that
+ * the streams of the one with a ring are what counts (docs/SPEED.md). */
+static bool takes_wgmma(const struct packed_linear *w, const struct gpu_limits *limits)
+{
+    return linear_wgmma_takes(w, limits) &&
+           (w->n_row > 16 || packed_bytes(w) <= RING_BYTES || !linear_takes(w, limits));
 }
 
 /* By the kernels for few rows, so many at a time. */
@@ -186,6 +200,8 @@ static const char *packed_few(const struct packed_linear *all, const struct op_p
 {
     if (linear_single_takes(all, at->limits))
         return linear_single_start(all, at);
+    if (takes_wgmma(all, at->limits))
+        return linear_wgmma_start(all, at);
     const int split = split_rows(all, at->limits), most = split ? split : CUDA_ROWS_MAX;
     for (int row = 0; row < all->n_row; row += most) {
         struct packed_linear w = *all;
@@ -203,7 +219,7 @@ static const char *packed_few(const struct packed_linear *all, const struct op_p
 /* There are many rows, or rows too long for the shared memory of the kernels for few. */
 static bool takes_many(const struct packed_linear *w, const struct gpu_limits *limits)
 {
-    if (!prefill_linear_takes(w, limits) || linear_single_takes(w, limits))
+    if (!prefill_linear_takes(w, limits) || linear_single_takes(w, limits) || takes_wgmma(w, limits))
         return false;
     if (w->n_row > 2 * CUDA_ROWS_MAX)
         return true;

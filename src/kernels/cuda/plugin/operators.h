@@ -68,6 +68,9 @@ const char *linear_single_start(const struct packed_linear *w, const struct op_p
 /* That of few rows, K shared out. How many it takes at once: 64, 32, or 0: none of this shape. */
 int linear_split_rows(int n_out, int K, const struct gpu_limits *limits);
 const char *linear_split_start(const struct packed_linear *w, const struct op_place *at);
+/* That by wgmma, K shared out as well, for 2 to 64 rows; where it is the faster. */
+bool linear_wgmma_takes(const struct packed_linear *w, const struct gpu_limits *limits);
+const char *linear_wgmma_start(const struct packed_linear *w, const struct op_place *at);
 
 /* The real rows of an operator, in a kernel. */
 #define OP_COUNT(count, n_row) ((count) ? min(*(count), (n_row)) : (n_row))

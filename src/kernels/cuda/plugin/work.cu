@@ -27,7 +27,9 @@ static int mlp_rows(const struct packed_moe *w, const struct gpu_limits *limits)
 
 static const char *mlp_half_start(const struct packed_linear *w, const struct op_place *at)
 {
-    return linear_single_takes(w, at->limits) ? linear_single_start(w, at) : linear_split_start(w, at);
+    if (linear_single_takes(w, at->limits))
+        return linear_single_start(w, at);
+    return linear_wgmma_takes(w, at->limits) ? linear_wgmma_start(w, at) : linear_split_start(w, at);
 }
 
 static const char *mlp_start(const struct packed_moe *w, int most, uint16_t *h, const struct op_place *at)

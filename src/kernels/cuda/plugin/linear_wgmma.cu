@@ -245,19 +245,27 @@ static __global__ void __launch_bounds__(128 * W, 1) wgmma_kernel(const __grid_c
     __syncthreads();
     float d[P][4 * NT] = {};
     multiply_all<NT, P, T, AHEAD>(d, w, own, panel_rows(smem), units, lane);
-    cluster_meet(); /* nobody needs x any more */
+    const bool alone = C == 1; /* then sums stay here: clusters of one block send nothing, says memcheck */
+    cluster_meet();            /* nobody needs x any more */
 #pragma unroll
     for (int p = 0; p < P; p++) {
         const int t = warp + 4 * W * p;
         if (t >= tiles)
             continue;
-        const uint32_t to = smem + (uint32_t)((rank * a.form.came_tiles + (t >> shift)) * n4 + lane) * 16;
+        const uint32_t to = (uint32_t)((rank * a.form.came_tiles + (t >> shift)) * n4 + lane) * 16;
 #pragma unroll
-        for (int i = 0; i < NT; i++)
-            cluster_send(to + 512 * i, t & (C - 1),
-                         make_float4(d[p][4 * i], d[p][4 * i + 1], d[p][4 * i + 2], d[p][4 * i + 3]), bell);
+        for (int i = 0; i < NT; i++) {
+            const float4 c = make_float4(d[p][4 * i], d[p][4 * i + 1], d[p][4 * i + 2], d[p][4 * i + 3]);
+            if (alone)
+                *(float4 *)(xs + to + 512 * i) = c;
+            else
+                cluster_send(smem + to + 512 * i, t & (C - 1), c, bell);
+        }
     }
-    cluster_wait_sent(bell);
+    if (alone)
+        __syncthreads();
+    else
+        cluster_wait_sent(bell);
 #pragma unroll 1
     for (int i = thread; i < n_own * n4; i += threads) {
         const int mine = i / n4, t = i / 32 % NT;

@@ -2,8 +2,9 @@
  *
  * K is shared out over the blocks of a cluster, the cluster has a run of tiles, and each of its blocks all of
  * them in its slice of K: a warpgroup has one or two fours of tiles, a tile a warp, and their sums stay in
- * its registers. At the end they meet across the cluster and are added up in order. So a row's sums depend on
- * the shape of the matrix (and on how many SMs the lane has) only, not on the number of rows.
+ * its registers. At the end they meet across the cluster and are added up in order. So up to 32
+ * rows a row's sums depend on the shape of the matrix (and on how many SMs the lane has) only, not on the
+ * number of rows.
  *
  * A block's slice of x lies in panels of 64 k, in the order in which decoded codes lie: chunk 2f has the
  * first pair of k that instruction f multiplies of each block of sixteen, chunk 2f + 1 the second. Weights go

@@ -76,12 +76,13 @@ static __device__ __forceinline__ void ask_for_x(uint8_t *xs, const struct packe
 
 /* ---- weights before the routing -------------------------------------------------------------------- */
 
-/* Where most experts have a row, most of the weights that this block would begin with if all had one are
- * needed by some block. They go into the L2 meanwhile: the memory is idle until the routing is known. */
+/* The weights that this block would begin with if all experts had a row go into the L2 before the routing is
+ * known: the memory is idle until then, so that it pays even where two in five of them are needed by some
+ * block. */
 #define AHEAD 16 /* units of each warp */
 static __device__ __forceinline__ void ask_ahead(const moe_params &a, int warp, int lane)
 {
-    if (a.w.n_row * a.w.n_used < 2 * a.w.n_expert || lane > 0)
+    if (2 * a.w.n_row * a.w.n_used < a.w.n_expert || lane > 0)
         return;
     struct phase p = a.phase[0];
     deal(&p, a.w.n_expert);

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "checkpoint/index.h"
 #include "checkpoint/safetensors.h"
 #include "ckpt_files.h"
 
@@ -560,12 +561,40 @@ static void expect_long(const char *d)
     ckpt_close(c);
 }
 
+/* That the header was read in. */
+static int header_pieces(const char *d)
+{
+    struct safetensors st;
+    struct nyb_err err;
+    struct stat s;
+    char path[512];
+    snprintf(path, sizeof path, "%s/model-1.safetensors", d);
+    int fd = open(path, O_RDONLY);
+    assert_true(fd >= 0 && fstat(fd, &s) == 0);
+    assert_int_equal(safetensors_read(&st, fd, path, (uint64_t)s.st_size, CKPT_THREADS, &err), NYB_OK);
+    close(fd);
+    int n = st.n_piece;
+    safetensors_free(&st);
+    return n;
+}
+
+static int index_pieces(const char *d)
+{
+    struct index_set set;
+    struct nyb_err err;
+    assert_int_equal(index_read(&set, d, CKPT_THREADS, &err), NYB_OK);
+    int n = set.n_map;
+    index_free(&set);
+    return n;
+}
+
 static void test_ckpt_long_header(void **state)
 {
     (void)state;
     char *d = folder_make();
     write_long_header(d, -1, NULL);
     expect_long(d);
+    assert_true(header_pieces(d) > 1);
     write_long_header(
         d, 1990, "\"model.layers.3.weight\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1990,1991]}");
     EXPECT_ERROR(d, NYB_E_FORMAT, "model-1.safetensors", "duplicate");
@@ -588,7 +617,12 @@ static void test_ckpt_long_index(void **state)
     write_long_header(d, -1, NULL);
     write_long_index(d, -1, NULL);
     expect_long(d);
+    assert_true(index_pieces(d) > 1);
     write_long_index(d, 1999, "\"model.layers.0.weight\":\"model-1.safetensors\"");
+    EXPECT_ERROR(d, NYB_E_FORMAT, index, "duplicate");
+    write_long_index(d, 1999, /* the map's own key once more, written in another way */
+                     "\"model.layers.1999.weight\":\"model-1.safetensors\"},"
+                     "\"weight\\u005fmap\":{\"model.layers.0.weight\":\"model-1.safetensors\"");
     EXPECT_ERROR(d, NYB_E_FORMAT, index, "duplicate");
     write_long_index(d, 1200, "\"a\":\"model-1.safetensors\"");
     EXPECT_ERROR(d, NYB_E_FORMAT, "a:", "no file");

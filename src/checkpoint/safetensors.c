@@ -4,9 +4,11 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/clock.h"
 #include "base/crew.h"
 #include "base/file.h"
 #include "base/json_split.h"
@@ -202,17 +204,21 @@ static void parse_piece(void *arg, int i)
     json_decref(root);
 }
 
-/* Two tensors of one name: which JSON does not allow. */
+/* Two tensors of one name: which JSON does not allow. The seats have a seed that a file cannot know: names
+ * could be made that all want the same seat. */
 static bool any_twice(const struct safetensors *st)
 {
+    uint64_t seed;
     size_t n = 16;
+    if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed)
+        seed = clock_ns();
     while (n < 2 * (size_t)st->n_tensor)
         n *= 2;
     int *seat = mem_try_alloc(n, sizeof *seat); /* a tensor's number + 1 */
     bool twice = !seat;
     for (int i = 0; !twice && i < st->n_tensor; i++) {
         const char *name = st->tensor[i].name;
-        size_t at = XXH3_64bits(name, strlen(name)) % n;
+        size_t at = XXH3_64bits_withSeed(name, strlen(name), seed) % n;
         for (; seat[at] && !twice; at = (at + 1) % n)
             twice = !strcmp(st->tensor[seat[at] - 1].name, name);
         seat[at] = i + 1;
@@ -259,6 +265,7 @@ static bool parse_pieces(const struct parse *p, struct safetensors *st, const ch
     s.st = mem_alloc((size_t)s.split.n, sizeof *s.st);
     crew_run(s.split.n, n_thread, parse_piece, &s);
     bool ok = !atomic_load(&s.failed) && atomic_load(&s.n_metadata) <= 1 && join(st, &s);
+    st->n_piece = s.split.n;
     for (int i = 0; i < s.split.n; i++)
         safetensors_free(&s.st[i]);
     free(s.st);

@@ -14,6 +14,7 @@ struct safetensors {
     int n_tensor;
     char *names;
     size_t name_bytes;
+    int n_piece; /* that the header was read in; 0: as a whole */
 };
 
 /* Bytes that the header of an open file claims; 0: unreadable, or more than there may be. */

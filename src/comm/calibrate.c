@@ -292,10 +292,10 @@ bool comm_measure_sums(struct comm *c, const struct kernels *kernels, struct poo
 
 /* ---- all of it ------------------------------------------------------------------------------------ */
 
-/* Whether ranks of rank 0's machine share cores: then times say who was waiting for one. */
+/* Whether other ranks run on rank 0's cores: then times say who was waiting for one. */
 static bool is_crowded(struct comm *c, bool *crowded)
 {
-    *crowded = c->local_size > 1 && !c->cores.narrowed;
+    *crowded = c->cores.crowded;
     return comm_broadcast(c, crowded, sizeof(*crowded));
 }
 

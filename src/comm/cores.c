@@ -45,7 +45,7 @@ static void choose(cpu_set_t *set, struct topology *t, int index, int count)
 void cores_take(struct cores *c, int index, int count)
 {
     cpu_set_t own;
-    *c = (struct cores){0};
+    *c = (struct cores){.crowded = count > 1};
     if (count <= 1 || sched_getaffinity(0, sizeof(c->before), &c->before))
         return;
     struct topology *t = topology_open();
@@ -56,6 +56,7 @@ void cores_take(struct cores *c, int index, int count)
     CPU_AND(&own, &own, &c->before);
     /* best effort: placement is not correctness */
     c->narrowed = CPU_COUNT(&own) > 0 && sched_setaffinity(0, sizeof(own), &own) == 0;
+    c->crowded = !c->narrowed;
 }
 
 void cores_give_back(struct cores *c)

@@ -12,10 +12,12 @@
 struct cores {
     cpu_set_t before; /* what the thread was allowed */
     bool narrowed;
+    bool crowded; /* other ranks run on the same cores */
 };
 
 /* Allow this thread only part `index` of `count` of the cores that it may use, and no more of them than the
- * control group pays for. Leaves everything as it is where there are fewer cores than parts. */
+ * control group pays for. Leaves everything as it is where there are fewer cores than parts: then they crowd.
+ * One part only (count <= 1) has its cores to itself. */
 void cores_take(struct cores *c, int index, int count);
 /* Give this thread back what it was allowed. */
 void cores_give_back(struct cores *c);

@@ -102,8 +102,10 @@ bool checkkern_cuda_linear(const struct checkkern_gpu *g, struct checkkern_repor
     /* One row of so long rows that a warp has more of them than it asks for at once. */
     ok = ok && linear_case(g, &seed, 1, 250, 4096, r) && linear_case(g, &seed, 1, 120, 12288, r);
     ok = ok && linear_case(g, &seed, 3, 24, 10944, r) && linear_case(g, &seed, 32, 24, 18432, r);
-    /* Enough weights for the kernel by wgmma; on a large GPU the last is two tiles a warp. */
-    ok = ok && linear_case(g, &seed, 64, 1024, 2048, r) && linear_case(g, &seed, 33, 2100, 1088, r) &&
+    /* Enough weights for the kernel by wgmma, which has the first two on GPUs of few SMs too, as emulated
+     * ones are; on a large GPU the last is two tiles a warp. */
+    ok = ok && linear_case(g, &seed, 64, 1280, 1792, r) && linear_case(g, &seed, 20, 1280, 1792, r) &&
+         linear_case(g, &seed, 64, 1024, 2048, r) && linear_case(g, &seed, 33, 2100, 1088, r) &&
          linear_case(g, &seed, 20, 3584, 640, r) && linear_case(g, &seed, 2, 1024, 2048, r) &&
          linear_case(g, &seed, 17, 45056, 128, r);
     for (int i = 0; i < g->rounds && ok; i++)
@@ -112,7 +114,9 @@ bool checkkern_cuda_linear(const struct checkkern_gpu *g, struct checkkern_repor
     return ok;
 }
 
-/* A row's sums are the same bits whatever other rows there are, from two on and up to 32. */
+/* A row's sums are the same bits whatever other rows there are, from two on and up to 32. That is so where
+ * one kernel has all these: the one for short matrices, or the one by wgmma. Matrices of more than 40 MB, and
+ * those that do not fit a GPU of few SMs, go to the kernel with a ring, whose order depends on the rows. */
 static bool rows_case(const struct checkkern_gpu *g, uint64_t *seed, int n_out, int K,
                       struct checkkern_report *r)
 {
@@ -151,5 +155,6 @@ static bool rows_case(const struct checkkern_gpu *g, uint64_t *seed, int n_out, 
 bool checkkern_cuda_rows(const struct checkkern_gpu *g, struct checkkern_report *r)
 {
     uint64_t seed = g->seed;
-    return rows_case(g, &seed, 1024, 512, r) && rows_case(g, &seed, 2560, 2048, r);
+    return rows_case(g, &seed, 1024, 512, r) && rows_case(g, &seed, 1280, 1792, r) &&
+           rows_case(g, &seed, 1024, 2048, r);
 }

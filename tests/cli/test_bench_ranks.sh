@@ -42,6 +42,16 @@ for lane in ("prefill of 64 tokens, overlap off", "prefill of 64 tokens, overlap
     assert lane in seen, (lane, seen)
 END
 
+# Ranks that mpirun has bound to cores of their own share none: their all-reduce is measured. Not where there is no
+# Open MPI, or where it cannot bind two.
+bound() {
+    mpirun --allow-run-as-root -n 2 --bind-to core "$NYBBLE" bench model --load-format dummy --prompt 16 --gen 2 \
+        --repeat 1 --verbose "$SOURCE/tests/dist/moe-shape" >"$work/out" 2>&1
+}
+if command -v mpirun >/dev/null && [ -e "$(dirname "$NYBBLE")/libnybble_mpi.so" ] && bound; then
+    grep -q 'all-reduce of 2 ranks: .* us fused' "$work/out" || { cat "$work/out"; exit 1; }
+fi
+
 refused() {
     local status=0
     "$NYBBLE" bench "$@" >"$work/out" 2>&1 || status=$?

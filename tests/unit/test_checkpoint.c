@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <math.h>
 #include <utime.h>
+#include <xxhash.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "checkpoint/index.h"
 #include "checkpoint/safetensors.h"
 #include "ckpt_files.h"
 
@@ -560,12 +562,40 @@ static void expect_long(const char *d)
     ckpt_close(c);
 }
 
+/* That the header was read in. */
+static int header_pieces(const char *d)
+{
+    struct safetensors st;
+    struct nyb_err err;
+    struct stat s;
+    char path[512];
+    snprintf(path, sizeof path, "%s/model-1.safetensors", d);
+    int fd = open(path, O_RDONLY);
+    assert_true(fd >= 0 && fstat(fd, &s) == 0);
+    assert_int_equal(safetensors_read(&st, fd, path, (uint64_t)s.st_size, CKPT_THREADS, &err), NYB_OK);
+    close(fd);
+    int n = st.n_piece;
+    safetensors_free(&st);
+    return n;
+}
+
+static int index_pieces(const char *d)
+{
+    struct index_set set;
+    struct nyb_err err;
+    assert_int_equal(index_read(&set, d, CKPT_THREADS, &err), NYB_OK);
+    int n = set.n_map;
+    index_free(&set);
+    return n;
+}
+
 static void test_ckpt_long_header(void **state)
 {
     (void)state;
     char *d = folder_make();
     write_long_header(d, -1, NULL);
     expect_long(d);
+    assert_true(header_pieces(d) > 1);
     write_long_header(
         d, 1990, "\"model.layers.3.weight\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1990,1991]}");
     EXPECT_ERROR(d, NYB_E_FORMAT, "model-1.safetensors", "duplicate");
@@ -588,7 +618,12 @@ static void test_ckpt_long_index(void **state)
     write_long_header(d, -1, NULL);
     write_long_index(d, -1, NULL);
     expect_long(d);
+    assert_true(index_pieces(d) > 1);
     write_long_index(d, 1999, "\"model.layers.0.weight\":\"model-1.safetensors\"");
+    EXPECT_ERROR(d, NYB_E_FORMAT, index, "duplicate");
+    write_long_index(d, 1999, /* the map's own key once more, written in another way */
+                     "\"model.layers.1999.weight\":\"model-1.safetensors\"},"
+                     "\"weight\\u005fmap\":{\"model.layers.0.weight\":\"model-1.safetensors\"");
     EXPECT_ERROR(d, NYB_E_FORMAT, index, "duplicate");
     write_long_index(d, 1200, "\"a\":\"model-1.safetensors\"");
     EXPECT_ERROR(d, NYB_E_FORMAT, "a:", "no file");
@@ -634,6 +669,48 @@ static void test_ckpt_hundred_thousand_tensors(void **state)
     folder_drop(d);
 }
 
+/* A header of n tensors of one byte; names whose hashes under no seed meet, or any. The least time of three.
+ */
+static uint64_t parse_ms(int n, bool meet)
+{
+    struct buf header = {0};
+    uint64_t least = UINT64_MAX;
+    char name[32];
+    buf_add_byte(&header, '{');
+    for (int i = 0, tried = 0; i < n; tried++) {
+        int len = snprintf(name, sizeof name, "t%08x", (unsigned)tried);
+        if (meet && XXH3_64bits(name, (size_t)len) % 65536 >= 256)
+            continue;
+        buf_printf(&header, "%s\"%s\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}",
+                   i ? "," : "", name, i, i + 1);
+        i++;
+    }
+    buf_add_byte(&header, '}');
+    for (int i = 0; i < 3; i++) {
+        struct safetensors st;
+        struct nyb_err err;
+        uint64_t start = clock_ns();
+        assert_int_equal(
+            safetensors_parse(&st, header.data, header.len, (uint64_t)n, "x", CKPT_THREADS, &err), NYB_OK);
+        uint64_t took = clock_ns() - start;
+        least = took < least ? took : least;
+        assert_true(st.n_piece > 1);
+        safetensors_free(&st);
+    }
+    buf_free(&header);
+    return least / 1000000;
+}
+
+/* A file's author cannot make it quadratic either. */
+static void test_ckpt_names_that_would_meet(void **state)
+{
+    (void)state;
+    uint64_t any = parse_ms(30000, false), meet = parse_ms(30000, true);
+    print_message("30000 tensors: %llu ms, %llu with names that would meet\n", (unsigned long long)any,
+                  (unsigned long long)meet);
+    assert_true(meet <= 4 * any + 100);
+}
+
 static void test_dtype_names_round_trip(void **state)
 {
     (void)state;
@@ -668,6 +745,7 @@ int main(void)
         cmocka_unit_test(test_ckpt_long_header),
         cmocka_unit_test(test_ckpt_long_index),
         cmocka_unit_test(test_ckpt_hundred_thousand_tensors),
+        cmocka_unit_test(test_ckpt_names_that_would_meet),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/topology.h"
+#include "comm/backend.h"
 #include "comm/cores.h"
 #include "unit/comm_case.h"
 
@@ -266,6 +267,7 @@ static bool cores_are_apart(struct comm *c)
             CPU_AND(&both, &all[r], &all[other]);
             CHECK(CPU_COUNT(&both) == 0);
         }
+    CHECK(!c->cores.crowded);
     return true;
 }
 
@@ -275,6 +277,7 @@ static bool cores_are_shared(struct comm *c)
     CHECK(sched_getaffinity(0, sizeof(own), &own) == 0 && comm_gather(c, &own, sizeof(own), all));
     for (int r = 0; r < comm_size(c); r++)
         CHECK(CPU_EQUAL(&own, &all[r]));
+    CHECK(c->cores.crowded);
     return true;
 }
 
@@ -292,6 +295,17 @@ static void test_each_rank_has_cores_of_its_own(void **state)
         run_ranks(n_core + 1, 4096, cores_are_shared);
     assert_int_equal(sched_getaffinity(0, sizeof(after), &after), 0);
     assert_true(CPU_EQUAL(&before, &after));
+}
+
+/* As a rank that mpirun has bound to cores of its own. */
+static void test_one_part_is_not_crowded(void **state)
+{
+    (void)state;
+    struct cores alone = {.crowded = true};
+    cores_take(&alone, 0, 1);
+    assert_false(alone.narrowed);
+    assert_false(alone.crowded);
+    cores_give_back(&alone);
 }
 
 static void test_parts_of_the_cores_cover_them_once(void **state)
@@ -325,6 +339,7 @@ int main(void)
         cmocka_unit_test(test_a_rank_can_fail_all),
         cmocka_unit_test(test_too_many_ranks_are_refused),
         cmocka_unit_test(test_each_rank_has_cores_of_its_own),
+        cmocka_unit_test(test_one_part_is_not_crowded),
         cmocka_unit_test(test_parts_of_the_cores_cover_them_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -94,6 +94,14 @@ static int capability()
     return asked > 0 && asked < 100 ? (int)asked : 9;
 }
 
+/* NYBBLE_SIMT_SMS, 4 without it: more of them give kernels other forms, larger clusters among them. */
+static int multiprocessors()
+{
+    const char *text = getenv("NYBBLE_SIMT_SMS");
+    const long asked = text ? strtol(text, nullptr, 10) : 0;
+    return asked > 0 && asked <= 256 ? (int)asked : 4;
+}
+
 cudaError_t cudaGetDeviceCount(int *n)
 {
     const char *text = getenv("NYBBLE_SIMT_DEVICES");
@@ -130,7 +138,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     memset(p, 0, sizeof(*p));
     snprintf(p->name, sizeof(p->name), "emulated GPU on this CPU");
     p->major = capability();
-    p->multiProcessorCount = 4;
+    p->multiProcessorCount = multiprocessors();
     p->l2CacheSize = 1 << 20;
     p->totalGlobalMem = memory_in_all();
     return result(is_there(device) ? cudaSuccess : cudaErrorInvalidValue);

@@ -9,6 +9,26 @@
 
 /* ---- chats: reasoning, content, calls ------------------------------------------------------------ */
 
+/* The log-probabilities of a message's items are its tokens' alone. A token that has shown no text waits: it may
+ * be part of a character, or of what looked like a marker. */
+static void keep_logprobs(struct choice *c)
+{
+    c->n_text_logprobs = c->logprobs.len;
+}
+
+static void drop_logprobs(struct choice *c)
+{
+    if (c->g->api == GEN_RESPONSES)
+        c->logprobs.len = c->n_text_logprobs;
+}
+
+/* Items follow one another: text of another kind ends what is there. */
+static void take_other(struct choice *c, const struct buf *other)
+{
+    if (c->g->api == GEN_RESPONSES && other->len)
+        responses_take(c);
+}
+
 static void begin_call(struct choice *c, const struct parse_event *e)
 {
     snprintf(c->call.id, sizeof(c->call.id), "%s", e->id);
@@ -49,15 +69,21 @@ static void take_part(void *arg, const struct parse_event *e)
     switch (e->kind) {
     case PARSE_CONTENT:
         c->thinks = false;
+        take_other(c, &c->reasoning);
+        keep_logprobs(c);
         buf_add(&c->text, e->text, e->len);
         break;
     case PARSE_REASONING:
         c->thinks = true;
-        if (!c->g->hides_reasoning)
-            buf_add(&c->reasoning, e->text, e->len);
+        drop_logprobs(c);
+        if (c->g->hides_reasoning)
+            break;
+        take_other(c, &c->text);
+        buf_add(&c->reasoning, e->text, e->len);
         break;
     case PARSE_CALL_BEGIN:
         c->thinks = false;
+        drop_logprobs(c);
         begin_call(c, e);
         break;
     case PARSE_CALL_ARGUMENTS:
@@ -160,6 +186,13 @@ static void take_version(struct choice *c, const struct nyb_event *ev)
         snprintf(c->first_version, sizeof(c->first_version), "%s", ev->first_weight_version);
 }
 
+static void parse_text(struct choice *c, const struct nyb_event *ev)
+{
+    parse_push(c->parser, ev->text, ev->text_bytes);
+    if (ev->text_bytes > 0 && parse_is_after_marker(c->parser))
+        drop_logprobs(c); /* the marker's */
+}
+
 void choice_take(struct choice *c, const struct nyb_event *ev)
 {
     take_version(c, ev);
@@ -170,7 +203,7 @@ void choice_take(struct choice *c, const struct nyb_event *ev)
     if (ev->token >= 0 && !c->hides)
         take_token(c, ev);
     if (c->parser && !c->hides)
-        parse_push(c->parser, ev->text, ev->text_bytes);
+        parse_text(c, ev);
     else if (!c->hides)
         buf_add(&c->text, ev->text, ev->text_bytes);
     if (c->thinks && ev->token >= 0)

@@ -274,8 +274,8 @@ static void close_item(struct gen *g, const char *status)
     r->open = NONE;
 }
 
-/* More text of an item of this kind, with the log-probabilities that belong to it. */
-static void take_text(struct gen *g, enum kind kind, struct buf *text, struct buf *logprobs)
+/* More text of an item of this kind, with the log-probabilities of its tokens. */
+static void take_text(struct gen *g, enum kind kind, struct buf *text, const struct buf *logprobs)
 {
     struct responses *r = state(g);
     struct buf *b;
@@ -302,15 +302,31 @@ static void take_text(struct gen *g, enum kind kind, struct buf *text, struct bu
         buf_add(&r->logprobs, logprobs->data, logprobs->len);
     }
     buf_clear(text);
-    buf_clear(logprobs);
 }
 
+/* Moves the text's log-probabilities to the end of `to`; those of tokens that are nobody's so far stay. */
+static void move_logprobs(struct choice *c, struct buf *to)
+{
+    size_t n = c->n_text_logprobs, left = c->logprobs.len - n;
+    if (n == 0)
+        return;
+    buf_add(to, c->logprobs.data, n);
+    if (left > 0)
+        memmove(c->logprobs.data, c->logprobs.data + n + 1, --left); /* without the comma */
+    c->logprobs.len = left;
+    c->n_text_logprobs = 0;
+}
+
+/* One of the two at most has something: text of the other kind is taken before it. */
 void responses_take(struct choice *c)
 {
-    struct gen *g = c->g;
-    begin(g);
-    take_text(g, REASONING, &c->reasoning, &c->logprobs);
-    take_text(g, MESSAGE, &c->text, &c->logprobs);
+    struct buf logprobs = {0};
+    begin(c->g);
+    take_text(c->g, REASONING, &c->reasoning, &logprobs);
+    if (c->text.len)
+        move_logprobs(c, &logprobs);
+    take_text(c->g, MESSAGE, &c->text, &logprobs);
+    buf_free(&logprobs);
 }
 
 /* ---- calls ------------------------------------------------------------------------------------------- */

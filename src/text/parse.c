@@ -73,6 +73,11 @@ int parse_call_count(const struct parser *p)
     return p->n_call;
 }
 
+bool parse_is_after_marker(const struct parser *p)
+{
+    return p->after_marker && p->n_held == 0 && !p->in_call;
+}
+
 /* Bytes at the end of s that begin a character and do not finish it. */
 static size_t open_character(const char *s, size_t len)
 {

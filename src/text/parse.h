@@ -47,6 +47,8 @@ struct parse_options {
 struct parser;
 struct parser *parse_open(const struct parse_options *options, parse_event_fn *emit, void *arg);
 void parse_push(struct parser *p, const char *text, size_t len);
+/* Nothing has come since a marker, or since the prompt's, but newlines that go with it. */
+bool parse_is_after_marker(const struct parser *p);
 void parse_finish(struct parser *p); /* the answer has ended; no push after it */
 void parse_close(struct parser *p);
 int parse_call_count(

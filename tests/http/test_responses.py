@@ -180,6 +180,32 @@ class Responses(unittest.TestCase):
         pieces = [entry for e in events if e["type"] == "response.output_text.delta" for entry in e["logprobs"]]
         self.assertEqual(pieces, all_of_it)
 
+    def test_logprobs_are_the_messages(self):
+        """Of tokens of reasoning, of calls and of markers there are none, however the answer comes."""
+        call = r'<tool_call>\n\{"name": "go", "arguments": \{\}\}\n</tool_call>'
+        table = [("<think>a b</think>hello there", ["a b", "hello there"]),
+                 ("hello<think>a b</think>there", ["hello<think>a b</think>there"]),  # it is text there
+                 ("one " + call, ["one ", "{}"]), ("one " + call + "two", ["one ", "{}", "two"]),
+                 (call + "\n" + call + "\n\ntwo < 3", ["{}", "{}", "two < 3"]), ("<think>é</think>\n\n😀é!", ["é", "😀é!"])]
+        tools = [{"type": "function", "name": "go", "parameters": {"type": "object"}}]
+        for regex, want in table:
+            fields = {"max_output_tokens": 120, "include": ["message.output_text.logprobs"], "tools": tools, "tool_choice": "auto",
+                      "structured_outputs": {"regex": regex}, "ignore_eos": False}
+            answers = [self.ask(**fields)] + [self.stream(max_streaming_response_tokens=n, **fields)[1] for n in (1, 3, 200)]
+            for i, answer in enumerate(answers):
+                with self.subTest(regex=regex, i=i):
+                    parts = [item.get("arguments") or item["content"][0]["text"] for item in answer["output"]]
+                    self.assertEqual(parts, want)
+                    self.same(answer, answers[0])
+                    for item in answer["output"]:
+                        if item["type"] == "message":
+                            part = item["content"][0]
+                            shown = bytes(b for entry in part["logprobs"] for b in entry["bytes"]).decode()
+                            self.assertEqual(shown, part["text"])
+        hidden = self.ask(max_output_tokens=120, include=["message.output_text.logprobs"], include_reasoning=False, ignore_eos=False,
+                          structured_outputs={"regex": table[0][0]})
+        self.assertEqual("".join(e["token"] for e in hidden["output"][0]["content"][0]["logprobs"]), "hello there")
+
     def test_refused(self):
         call = {"type": "function_call", "call_id": "c", "name": "go", "arguments": "{"}
         table = [

@@ -49,7 +49,7 @@ void gen_close(struct gen *g)
         choice_close(&g->choice[i]);
     free(g->choice);
     json_decref(g->request);
-    json_decref(g->asked);
+    buf_free(&g->settings);
     responses_close(g->responses);
     nyb_free(g->prompt_text);
     buf_free(&g->out);

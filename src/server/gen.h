@@ -67,7 +67,7 @@ struct gen {
     int most_tokens;       /* of the choices that are done */
     struct choice *choice; /* (n_choice) */
     json_t *request;       /* the body, for the parsers' tools */
-    json_t *asked;         /* of GEN_RESPONSES: the body as it came, for the answer repeats it */
+    struct buf settings;   /* of GEN_RESPONSES: what the answer repeats of its request, as JSON */
     struct responses *responses;
     char id[EXCHANGE_ID_MAX + 16];
     int64_t created_s;

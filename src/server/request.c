@@ -9,6 +9,7 @@
 #include "server/params_json.h"
 #include "server/refuse.h"
 #include "server/responses_input.h"
+#include "server/responses_settings.h"
 #include "text/chat_json.h"
 
 /* chat_json_parse counts bytes with its marks for big integers in between, so the place of the fault is
@@ -246,19 +247,22 @@ enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt,
 static enum nyb_code open_job(struct request_job *j, struct exchange *x, enum gen_api api,
                               struct nyb_err *err)
 {
-    json_t *asked = NULL;
+    struct buf settings = {0};
     if (api == GEN_RESPONSES) {
-        asked = j->body;
+        json_t *asked = j->body;
         j->body = NULL;
         enum nyb_code code = responses_input(asked, &j->body, err);
+        if (code == NYB_OK)
+            code = responses_settings(asked, &settings, err);
+        json_decref(asked);
         if (code != NYB_OK) {
-            json_decref(asked);
+            buf_free(&settings);
             return code;
         }
     }
     params_merge_metadata(j->body);
     j->g = gen_open(x, api, j->body);
-    j->g->asked = asked;
+    j->g->settings = settings;
     return NYB_OK;
 }
 

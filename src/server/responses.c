@@ -49,38 +49,6 @@ static void add_list(struct buf *b, const char *name, const struct buf *items)
 
 /* ---- the response ------------------------------------------------------------------------------------ */
 
-/* As it was asked for, or what the API says where it was not. */
-static void add_asked(const struct gen *g, struct buf *b, const char *name, const char *otherwise)
-{
-    const json_t *v = json_object_get(g->asked, name);
-    char *text = v && !json_is_null(v) ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
-    buf_printf(b, ",\"%s\":", name);
-    buf_add_str(b, text ? text : otherwise);
-    free(text);
-}
-
-static void add_settings(const struct gen *g, struct buf *b)
-{
-    static const struct {
-        const char *name, *otherwise;
-    } table[] = {{"instructions", "null"},
-                 {"max_output_tokens", "null"},
-                 {"metadata", "{}"},
-                 {"parallel_tool_calls", "true"},
-                 {"reasoning", "null"},
-                 {"temperature", "null"},
-                 {"text", "{\"format\":{\"type\":\"text\"}}"},
-                 {"tool_choice", "\"auto\""},
-                 {"tools", "[]"},
-                 {"top_logprobs", "0"},
-                 {"top_p", "null"},
-                 {"user", "null"}};
-    for (size_t i = 0; i < COUNT_OF(table); i++)
-        add_asked(g, b, table[i].name, table[i].otherwise);
-    buf_add_str(
-        b, ",\"background\":false,\"previous_response_id\":null,\"store\":false,\"truncation\":\"disabled\"");
-}
-
 static void add_usage(const struct gen *g, struct buf *b)
 {
     const struct gen_usage u = gen_usage(g);
@@ -127,7 +95,9 @@ static void add_response(struct gen *g, struct buf *b, const char *status)
     buf_printf(b, ",\"incomplete_details\":%s,",
                strcmp(status, "incomplete") ? "null" : "{\"reason\":\"max_output_tokens\"}");
     add_list(b, "output", &r->items);
-    add_settings(g, b);
+    buf_add(b, g->settings.data ? g->settings.data : "", g->settings.len);
+    buf_add_str(
+        b, ",\"background\":false,\"previous_response_id\":null,\"store\":false,\"truncation\":\"disabled\"");
     if (over) {
         add_usage(g, b);
         answer_add_versions(b, g->choice[0].version, g->choice[0].first_version);

@@ -65,3 +65,72 @@ enum nyb_code chat_json_parse(json_t **out, const char *text, size_t len, const 
     buf_free(&quoted);
     return code;
 }
+
+static void add_chat_string(struct buf *b, const json_t *v)
+{
+    const char *p = json_string_value(v);
+    size_t len = json_string_length(v), prefix = strlen(JINJA_BIG_INT);
+    if (len > prefix && !memcmp(p, JINJA_BIG_INT, prefix)) {
+        size_t digits = prefix + (p[prefix] == '-');
+        if (digits < len && strspn(p + digits, "0123456789") == len - digits) {
+            buf_add(b, p + prefix, len - prefix);
+            return;
+        }
+    }
+    json_add_string(b, p, len);
+}
+
+static void add_chat_array(struct buf *b, const json_t *v)
+{
+    const json_t *item;
+    size_t i;
+    buf_add_byte(b, '[');
+    json_array_foreach(v, i, item)
+    {
+        if (i)
+            buf_add_byte(b, ',');
+        chat_json_add(b, item);
+    }
+    buf_add_byte(b, ']');
+}
+
+static void add_chat_object(struct buf *b, const json_t *v)
+{
+    const char *key;
+    json_t *value;
+    bool first = true;
+    buf_add_byte(b, '{');
+    json_object_foreach((json_t *)(uintptr_t)v, key, value)
+    {
+        if (!first)
+            buf_add_byte(b, ',');
+        first = false;
+        json_add_string(b, key, strlen(key));
+        buf_add_byte(b, ':');
+        chat_json_add(b, value);
+    }
+    buf_add_byte(b, '}');
+}
+
+void chat_json_add(struct buf *b, const json_t *v)
+{
+    switch (json_typeof(v)) {
+    case JSON_OBJECT:
+        add_chat_object(b, v);
+        break;
+    case JSON_ARRAY:
+        add_chat_array(b, v);
+        break;
+    case JSON_STRING:
+        add_chat_string(b, v);
+        break;
+    case JSON_INTEGER:
+        buf_printf(b, "%" JSON_INTEGER_FORMAT, json_integer_value(v));
+        break;
+    case JSON_REAL:
+        json_add_double(b, json_real_value(v));
+        break;
+    default:
+        buf_add_str(b, json_is_true(v) ? "true" : json_is_false(v) ? "false" : "null");
+    }
+}

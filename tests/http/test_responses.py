@@ -108,6 +108,29 @@ class Responses(unittest.TestCase):
                                                     headers={"X-Request-Id": "mine-1"})
         self.assertEqual((status, headers["x-request-id"], json.loads(data)["id"]), (200, "mine-1", "resp_mine-1"))
 
+    def test_settings_are_repeated_as_they_were_written(self):
+        exact = {"instructions": "\u00e9/\u0001\"\\", "metadata": {"z": "1", "a": "\u00e9" * 512, "k" * 64: ""},
+                 "tools": [{"type": "function", "name": "go", "parameters": {
+                     "type": "object", "properties": {"n": {"type": "integer", "maximum": 2**64 - 1, "minimum": -10**30},
+                                                      "x": {"enum": [None, True, False, 0.1, -2.5e-300, 1e22, -7, [], {}]}}}}]}
+        exact.update(temperature=0.7, top_p=0.9, tool_choice="none", max_output_tokens=1)
+        body = json.dumps({"input": "x", **exact}, ensure_ascii=False).encode()
+        status, _, data = self.server.request("POST", "/v1/responses", body)
+        self.assertEqual(status, 200, data)
+        for name, value in exact.items():
+            self.assertIn(json.dumps({name: value}, ensure_ascii=False, separators=(",", ":"))[1:-1], data.decode())
+
+    def test_what_is_repeated_has_a_bound(self):
+        tool = [{"type": "function", "name": "go", "parameters": {"type": "object", "description": "x" * 1100000}}]
+        for fields, param in (({"metadata": {"a": 5}}, "metadata"), ({"metadata": ["a"]}, "metadata"),
+                              ({"metadata": {str(i): "" for i in range(17)}}, "metadata"), ({"metadata": {"k" * 65: ""}}, "metadata"),
+                              ({"metadata": {"a": "\u00e9" * 513}}, "metadata"), ({"tools": tool, "tool_choice": "none"}, "tools"),
+                              ({"user": "x" * 600000, "instructions": "y" * 600000}, "user")):
+            with self.subTest(str(fields)[:80]):
+                status, answer = self.server.post("/v1/responses", {"input": "x", "max_output_tokens": 1, **fields})
+                self.assertEqual((status, answer["error"]["param"]), (400, param), answer)
+                self.assertIn("(parameter=" + param, answer["error"]["message"])
+
     def test_conversation(self):
         """Items become the messages of the chat that means the same."""
         items = [{"role": "developer", "content": "Rules."}, {"role": "user", "content": [{"type": "input_text", "text": "Go"}]},

@@ -71,6 +71,7 @@ int cli_serve(int argc, char **argv)
         if (config.verbose)
             log_set_level(LOG_DEBUG);
         log_set_format((enum log_format)config.log_format);
+        config_log_ignored();
         status = serve(&config);
     }
     config_free(&config);

@@ -48,9 +48,18 @@ static bool is_service_link(const char *name, const char *value)
     bool port = n >= 5 && !strcmp(name + n - 5, "_PORT"), link = false;
     for (size_t i = 0; i < COUNT_OF(begin) && port; i++)
         link = link || !strncmp(value, begin[i], strlen(begin[i]));
-    if (link)
-        log_info("%s=%.100s is Kubernetes' link to a service, not an option", name, value);
     return link;
+}
+
+void config_log_ignored(void)
+{
+    char name[64];
+    const struct config_option *o;
+    for (size_t i = 0; (o = config_option(i)); i++) {
+        const char *value = variable_of(o, name, sizeof(name));
+        if (value && is_service_link(name, value))
+            log_info("%s=%.100s is Kubernetes' link to a service, not an option", name, value);
+    }
 }
 
 static enum nyb_code read_environment(struct serve_config *c, struct nyb_err *err)

@@ -51,6 +51,8 @@ struct serve_config {
  * was asked for, and nothing else matters. */
 enum nyb_code config_read(struct serve_config *out, int argc, char **argv, bool *help,
                           struct nyb_err *err) NYB_MUST_CHECK;
+/* Variables that look like options and are none; for when the log has its form. */
+void config_log_ignored(void);
 void config_free(struct serve_config *c);
 void config_print_help(void);
 /* What the engine is to be opened with; points into c. default_model where none was named. */

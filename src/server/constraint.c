@@ -198,11 +198,15 @@ static enum nyb_code read_structured(struct found *f, const json_t *body)
 
 /* ---- tools ----------------------------------------------------------------------------------------- */
 
-/* The schema of a response_format that was found; NULL: there is none. A text that is no JSON is the engine's
- * to refuse. */
+static bool has_format(const struct found *f)
+{
+    return f->name && !strcmp(f->name, response_format);
+}
+
+/* The schema of a response_format that was found; NULL: there is none, or its text cannot be read. */
 static json_t *format_schema(const struct found *f)
 {
-    if (!f->name || strcmp(f->name, response_format))
+    if (!has_format(f))
         return NULL;
     if (f->kind == NYB_CONSTRAINT_JSON_OBJECT)
         return json_pack("{s:s, s:b}", "type", "object", "additionalProperties", 1);
@@ -217,8 +221,11 @@ static enum nyb_code read_tools(struct found *f)
     if (!gen_is_chat(j->g))
         return NYB_OK;
     json_t *content = format_schema(f);
+    if (!content && has_format(f) && f->kind == NYB_CONSTRAINT_JSON_SCHEMA)
+        return NYB_OK; /* the engine refuses the schema, and says why */
     enum nyb_code code = tool_choice_constraint(j->g, j->body, content, &j->arena, &name, &text, f->err);
-    if (content && text)
+    j->format_joined = content && text;
+    if (j->format_joined)
         f->name = NULL; /* it is part of the text */
     json_decref(content);
     TRY(code);
@@ -273,7 +280,8 @@ enum nyb_code constraint_blame(const struct request_job *j, enum nyb_code code, 
     if (code == NYB_OK || !err || strcmp(err->where, "constraint") || !j->constraint_name)
         return code;
     size_t n = strlen(err->message);
-    const char *name = strstr(err->message, GRAMMAR_CONTENT) ? response_format : j->constraint_name;
+    bool format = j->format_joined && strstr(err->message, GRAMMAR_CONTENT "#");
+    const char *name = format ? response_format : j->constraint_name;
     snprintf(err->where, sizeof(err->where), "%s", name);
     snprintf(err->message + n, sizeof(err->message) - n, ". (parameter=%s)", name);
     return code;

@@ -1,4 +1,4 @@
-/* Signals and the way out: SIGTERM, SIGINT or SIGHUP start a drain, a second one but for SIGHUP ends the
+/* Signals and the way out: SIGTERM, SIGINT or SIGHUP start a drain, a second SIGTERM or SIGINT ends the
  * process at once. */
 #ifndef NYB_SERVER_DRAIN_H
 #define NYB_SERVER_DRAIN_H

@@ -17,6 +17,7 @@ struct request_job {
     struct arena arena; /* lives until the requests are submitted */
     struct nyb_sampling sampling;
     const char *constraint_name; /* the parameter that constrains the answer; NULL: none */
+    bool format_joined;          /* response_format is part of the tools' constraint     */
 };
 /* Reads the body and submits. */
 typedef enum nyb_code request_start_fn(struct request_job *j, struct nyb_err *err);

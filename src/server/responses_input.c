@@ -100,11 +100,14 @@ static json_t *add_message(struct conversation *c, const char *role, json_t *con
     json_object_set(m, "content", content);
     json_array_append_new(c->messages, m);
     c->answer = c->system = NULL;
-    if (strcmp(role, "assistant"))
+    if (!strcmp(role, "tool"))
         return m;
-    c->answer = m;
-    if (c->reasoning)
-        json_object_set_new(m, "reasoning_content", c->reasoning);
+    if (!strcmp(role, "assistant")) {
+        c->answer = m;
+        if (c->reasoning)
+            json_object_set(m, "reasoning_content", c->reasoning);
+    }
+    json_decref(c->reasoning); /* of an answer that was cut within it: a later one is not its answer */
     c->reasoning = NULL;
     return m;
 }

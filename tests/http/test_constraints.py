@@ -212,6 +212,10 @@ class Calls(WithServer):
         self.assertEqual(none["content"][:1], "{")
         wrong = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}
         self.refused("response_format", "not", path="/v1/chat/completions", tools=strict, response_format=wrong)
+        unread = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "a\0b"}}}
+        for tools in (None, strict, self.tools):
+            self.refused("response_format", "\\u0000", path="/v1/chat/completions", tools=tools, response_format=unread)
+        self.refused("structured_outputs", "content/schema", structured_outputs={"regex": "content/schema#(?=x)"})
 
     def test_schemas_that_cannot_be_kept(self):
         """A tool that is not strict is called with any object then; a strict one is refused."""

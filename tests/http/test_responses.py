@@ -153,6 +153,14 @@ class Responses(unittest.TestCase):
         self.assertEqual(self.text(answer), want["choices"][0]["message"]["content"])
         self.assertEqual(answer["usage"]["input_tokens"], want["usage"]["prompt_tokens"])
 
+    def test_reasoning_belongs_to_the_answer_behind_it(self):
+        hm = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+        user, answered = {"role": "user", "content": "Go"}, {"role": "assistant", "content": "Well"}
+        for between, kept in (([], True), ([user], False), ([{"role": "developer", "content": "Rules."}], False)):
+            answer = self.ask(input=[user, hm, *between, answered, user])
+            messages = [user, *between, {**answered, **({"reasoning_content": "Hm."} if kept else {})}, user]
+            self.assertEqual(answer["usage"]["input_tokens"], self.chat(messages)["usage"]["prompt_tokens"])
+
     def test_calls(self):
         for fields in ({"tool_choice": "required"}, {"tool_choice": {"type": "function", "name": "go"}},
                        {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "go"}]}}):

@@ -810,8 +810,10 @@ class Configuration(unittest.TestCase):
     def test_links_of_kubernetes(self):
         """Beside a service of the name nybble every container has variables that look like options."""
         links = {"NYBBLE_PORT": "tcp://10.0.0.1:8180", "NYBBLE_METRICS_PORT": "tcp://10.0.0.2:9", "NYBBLE_SERVICE_HOST": "10.0.0.1"}
-        server = Server(env=links)
-        self.assertIn("NYBBLE_PORT=tcp://10.0.0.1:8180 is Kubernetes' link to a service, not an option", server.text())
+        server = Server("--log-format", "json", env=links)
+        said = [json.loads(line)["msg"] for line in server.text().splitlines()]
+        for name in ("NYBBLE_PORT=tcp://10.0.0.1:8180", "NYBBLE_METRICS_PORT=tcp://10.0.0.2:9"):
+            self.assertEqual(said.count(name + " is Kubernetes' link to a service, not an option"), 1, said)
         self.assertEqual(server.request("GET", "/ready")[0], 200)
         self.assertEqual(server.stop(), 0)
         server.close()

@@ -116,6 +116,10 @@ fi
 (cd "$WORK/prefix" && cp -a . "$WORK/moved")
 expect_status 0 env -u NYBBLE_MODELS "$WORK/moved/bin/nybble" run -p "Once upon a time" --temperature 0 --max-tokens 12
 diff <(head -c 20 "$WORK/out") <(head -c 20 "$WORK/story") || fail "the program and the library answer differently"
+# The model is the moved one: neither the first place nor the source tree stands in for it.
+rm -r "$WORK/moved/share/nybble/models/"*/*
+expect_status 1 env -u NYBBLE_MODELS "$WORK/moved/bin/nybble" run -p "Once upon a time" --temperature 0 --max-tokens 12
+expect_in err "$WORK/moved/share/nybble/models"
 PKG_CONFIG_PATH=${PKG_CONFIG_PATH/prefix/moved} pkg-config --cflags nybble | grep -q "$WORK/moved" || fail "the pkg-config file cannot be moved"
 
 # Everything that was put there is gone, and only that.
@@ -126,4 +130,13 @@ left=$(find "$WORK/prefix" ! -type d)
 [ ! -d "$WORK/prefix/share/nybble" ] && [ ! -d "$WORK/prefix/lib/nybble" ] || fail "uninstalling left folders of nybble's own"
 expect_status 1 cmake -D "BUILD=$BUILD" -P "$SOURCE/packaging/uninstall.cmake"
 expect_in err "nothing has been installed"
+
+# Names with what CMake has a meaning for; what is somebody else's stays, and its folder.
+odd="$WORK/a[b/c]d;e/nybble"
+mkdir -p "$odd/of-both" "$odd/own" "$WORK/build"
+touch "$odd/of-both/one" "$odd/of-both/mine" "$odd/own/two;three"
+printf '%s\n' "$odd/of-both/one" "$odd/own/two;three" >"$WORK/build/install_manifest.txt"
+expect_status 0 cmake -D "BUILD=$WORK/build" -P "$SOURCE/packaging/uninstall.cmake"
+left=$(find "$odd" | sort | tr '\n' ' ')
+[ "$left" = "$odd $odd/of-both $odd/of-both/mine " ] || fail "uninstalling left $left"
 echo ok

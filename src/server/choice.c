@@ -9,8 +9,8 @@
 
 /* ---- chats: reasoning, content, calls ------------------------------------------------------------ */
 
-/* The log-probabilities of a message's items are its tokens' alone. A token that has shown no text waits: it may
- * be part of a character, or of what looked like a marker. */
+/* The log-probabilities of a message's items are its tokens' alone. A token that has shown no text waits: it
+ * may be part of a character, or of what looked like a marker. */
 static void keep_logprobs(struct choice *c)
 {
     c->n_text_logprobs = c->logprobs.len;

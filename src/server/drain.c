@@ -102,8 +102,8 @@ static void start(struct server *s)
         ;
     s->draining = true;
     s->drain_until_ns = clock_ns() + (uint64_t)(s->config->drain_s * 1e9);
-    log_info("draining: %d requests have %.0f s to finish; a second SIGTERM or SIGINT ends them", s->n_generating,
-             s->config->drain_s);
+    log_info("draining: %d requests have %.0f s to finish; a second SIGTERM or SIGINT ends them",
+             s->n_generating, s->config->drain_s);
     notify_send("STOPPING=1");
 }
 

@@ -31,9 +31,9 @@ struct choice {
     struct parser *parser; /* of chats */
     /* What has not been written yet: with a stream since the last chunk, else all. */
     struct buf text, reasoning;
-    struct buf calls;                                /* JSON objects, comma-separated */
-    struct gen_call call;                            /* the one being read */
-    struct buf logprobs;                             /* chat: JSON objects, comma-separated */
+    struct buf calls;       /* JSON objects, comma-separated */
+    struct gen_call call;   /* the one being read */
+    struct buf logprobs;    /* chat: JSON objects, comma-separated */
     size_t n_text_logprobs; /* of GEN_RESPONSES: bytes of logprobs whose tokens are certainly the text's */
     struct buf lp_text, lp_score, lp_top, lp_offset; /* completions: the four arrays, without brackets */
     struct buf ids;                                  /* token ids, comma-separated */

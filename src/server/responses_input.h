@@ -1,6 +1,6 @@
 /* Requests of OpenAI's Responses API as chats. Nothing is stored here, so that each request must bring its
- * whole conversation, and there are no tools but functions. What would need more is refused by its name; fields
- * that change nothing here are accepted, and every other one counts as in chats. */
+ * whole conversation, and there are no tools but functions. What would need more is refused by its name;
+ * fields that change nothing here are accepted, and every other one counts as in chats. */
 #ifndef NYB_SERVER_RESPONSES_INPUT_H
 #define NYB_SERVER_RESPONSES_INPUT_H
 

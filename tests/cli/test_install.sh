@@ -132,7 +132,7 @@ expect_status 1 cmake -D "BUILD=$BUILD" -P "$SOURCE/packaging/uninstall.cmake"
 expect_in err "nothing has been installed"
 
 # Names with what CMake has a meaning for; what is somebody else's stays, and its folder.
-odd="$WORK/a[b/c]d;e/nybble"
+odd="$WORK/a[b]c;d/nybble"
 mkdir -p "$odd/of-both" "$odd/own" "$WORK/build"
 touch "$odd/of-both/one" "$odd/of-both/mine" "$odd/own/two;three"
 printf '%s\n' "$odd/of-both/one" "$odd/own/two;three" >"$WORK/build/install_manifest.txt"

@@ -46,6 +46,7 @@ struct pool {
     int n_helper;         /* workers that do not sit out    */
     uint64_t next_return; /* of one that does               */
     long switched;        /* the caller's involuntary switches, as last seen */
+    uint64_t queued_ns;   /* that the caller had waited for a core then */
     /* Cores: worker w is pinned to core[w->index] unless it was moved; the caller is not pinned, since the
      * threads it starts would inherit that. */
     struct topology *topology;

@@ -25,6 +25,8 @@ const struct topology *pool_topology(const struct pool *p); /* base/topology.h: 
 /* Only the first n threads take part from now on, 1 <= n <= pool_size(): to find out how many are worth it.
  */
 void pool_use(struct pool *p, int n);
+/* Nobody sits out for now: before a run that is long, or one that is to show what the machine can do. */
+void pool_recall(struct pool *p);
 void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg);
 
 /* Split 0..n-1 into pieces of at least `grain` and run fn over [begin, end). */

@@ -13,6 +13,13 @@ void pool_sleep(atomic_uint *word, unsigned expected)
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
 }
 
+void pool_sleep_until(atomic_uint *word, unsigned expected, uint64_t until)
+{
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+    syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, expected, until == POOL_FOREVER ? NULL : &t, NULL,
+            FUTEX_BITSET_MATCH_ANY);
+}
+
 void pool_wake(atomic_uint *word, int n)
 {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
@@ -75,6 +82,17 @@ static void leave_run(struct pool *p, struct worker *w)
     }
 }
 
+/* One whose time is over comes by itself: a long run may be under way. The caller counts it later. */
+static void sit_out(const struct pool *p, struct worker *w)
+{
+    while (atomic_load(&w->out) && !atomic_load(&p->closing)) {
+        uint64_t until = atomic_load(&w->until);
+        if (clock_ns() >= until)
+            return;
+        pool_sleep_until(&w->out, 1, until);
+    }
+}
+
 void *pool_worker_main(void *arg)
 {
     struct worker *w = arg;
@@ -83,8 +101,7 @@ void *pool_worker_main(void *arg)
     for (;;) {
         wait_for_epoch(p, seen);
         seen = atomic_load(&p->epoch);
-        while (atomic_load(&w->out) && !atomic_load(&p->closing))
-            pool_sleep(&w->out, 1);
+        sit_out(p, w);
         if (atomic_load(&p->closing))
             return NULL;
         atomic_store_explicit(&w->inside, true, memory_order_relaxed);

@@ -6,8 +6,10 @@
  * give items their own output. Workers spin for a short while between runs, then
  * sleep on a futex. One pool_run at a time; not reentrant.
  *
- * Workers whose core is taken by another process sit out for a while
- * (base/sideline.h), so that a run is not slower than the caller alone would be. */
+ * A worker whose core another process has taken in the middle of an item
+ * finishes it on the caller's core, while the caller waits. If that costs more
+ * than it brings, the worker sits out for a while (base/sideline.h), so that a run
+ * is not slower than the caller alone would be. */
 #ifndef NYB_BASE_POOL_H
 #define NYB_BASE_POOL_H
 

@@ -93,6 +93,8 @@ void pool_out_settle(struct pool *p, const struct pool_account *a, uint64_t now)
 /* ---- pool_place.c: who is on which core ---------------------------------------------------------- */
 
 void pool_place_pin(struct worker *w, int cpu);
+/* Back to its own core. */
+void pool_place_home(const struct pool *p, struct worker *w);
 /* The kernel may have moved the caller onto a worker's core: then that worker goes where the caller came
  * from. */
 void pool_place_make_room(struct pool *p);

@@ -1,12 +1,16 @@
 /* Runs from both sides: workers that wake, draw items and leave, and the caller who waits for those inside.
  */
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/pool_state.h"
+
+/* A caller who waits for longer than this asks whether it waits for somebody without a core. */
+#define PATIENCE_NS 100000
 
 void pool_sleep(atomic_uint *word, unsigned expected)
 {
@@ -150,18 +154,46 @@ static void judge_suspects(const struct pool *p, uint64_t begin, uint64_t end, s
     a->loss_ns += worst + (end > last ? end - last : 0);
 }
 
+/* A suspect who has been off its core for most of the time since `begin`. */
+static struct worker *find_stuck(const struct pool *p, uint64_t begin)
+{
+    uint64_t there = clock_ns() - begin;
+    for (int i = 0; i < p->n_thread - 1; i++) {
+        struct worker *w = &p->worker[i];
+        if (w->suspect && atomic_load(&w->inside) &&
+            pool_cpu_time_ns(w->cpu_clock) - w->seen_cpu_ns < there / 2)
+            return w;
+    }
+    return NULL;
+}
+
 static void sleep_for_workers(struct pool *p, struct pool_account *a)
 {
     note_suspects(p);
-    uint64_t begin = clock_ns();
+    uint64_t begin = clock_ns(), patience = PATIENCE_NS;
+    struct worker *guest = NULL; /* has our core until it has left */
     atomic_store(&p->caller_sleeps, true);
     for (;;) {
         unsigned left = atomic_load(&p->left);
         if (run_is_empty(p))
             break;
-        pool_sleep(&p->left, left);
+        if (guest && !atomic_load(&guest->inside)) {
+            pool_place_home(p, guest);
+            guest = NULL;
+        }
+        if (guest || !p->worker_at) {
+            pool_sleep(&p->left, left);
+            continue;
+        }
+        pool_sleep_until(&p->left, left, clock_ns() + patience);
+        patience *= 2;
+        guest = find_stuck(p, begin);
+        if (guest)
+            pool_place_pin(guest, sched_getcpu());
     }
     atomic_store(&p->caller_sleeps, false);
+    if (guest)
+        pool_place_home(p, guest);
     judge_suspects(p, begin, clock_ns(), a);
 }
 

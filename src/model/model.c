@@ -278,7 +278,7 @@ size_t model_kv_block_bytes(const struct model *m)
     int local = comm_local_size(m->comm);
     if (m->device)
         return device_kv_block_bytes(m->device, m->kv_type);
-    return 2 * (size_t)c->n_layer * kv_block_bytes(m->kv_type, c->shard.kv_head.count, c->head_dim) *
+    return 2 * (size_t)c->n_layer * kv_block_bytes(kv_kept(kernels_cpu(), m->kv_type), c->shard.kv_head.count, c->head_dim) *
            (size_t)local;
 }
 
@@ -321,7 +321,7 @@ enum nyb_code model_kv_reserve(struct model *m, int n_block, struct nyb_err *err
     size_t half = bytes / (2 * (size_t)c->n_layer);
     for (int i = 0; i < c->n_layer; i++)
         m->kv[i] = (struct kv_layer){
-            .type = m->kv_type,
+            .type = kv_kept(kernels_cpu(), m->kv_type),
             .k = m->kv_slab + 2 * (size_t)i * half,
             .v = m->kv_slab + (2 * (size_t)i + 1) * half,
             .n_block = n_block,

@@ -1,10 +1,12 @@
 /* Attention for AVX-512 with VBMI and BF16: a vector of 16 floats is one register, vdpbf16ps does two
  * products a lane. */
 #include <immintrin.h>
+#include <math.h>
 
 #include "kernels/cpu/fp8_avx512.h"
 #include "kernels/cpu/softmax_avx512.h"
 #include "kernels/cpu/unroll.h"
+#include "kernels/kv.h"
 #include "kernels/ops.h"
 
 /* Register tiles: 16 sums in flight hide the latency of vdpbf16ps, and leave room for the units and the
@@ -122,6 +124,32 @@ static void vec_query_rounded(uint32_t *words, const float *x, size_t d)
 {
     for (size_t i = 0; i < d; i += 8)
         _mm_storeu_si128((__m128i *)(words + i / 2), (__m128i)_mm256_cvtneps_pbh(_mm256_loadu_ps(x + i)));
+}
+/* q as multiples of the unit that is returned, of which it has KV_I16_NORM in all. */
+static float vec_query_integers(uint32_t *words, const float *x, size_t d)
+{
+    __m256 square = _mm256_setzero_ps();
+    for (size_t i = 0; i < d; i += 8)
+        square = _mm256_fmadd_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(x + i), square);
+    const float norm = sqrtf(_mm512_reduce_add_ps(_mm512_zextps256_ps512(square)));
+    const float inverse = norm > 0 && norm < INFINITY ? KV_I16_NORM / norm : 0;
+    for (size_t i = 0; i < d; i += 8) {
+        __m256i whole = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(inverse)));
+        _mm_storeu_si128((__m128i *)(words + i / 2), _mm256_cvtepi32_epi16(whole));
+    }
+    return norm < INFINITY ? norm / KV_I16_NORM : NAN;
+}
+/* Exact: what KV_I16_NORM is for. */
+static inline vec vec_madd_integers(vec acc, const uint32_t *word, const uint8_t *unit)
+{
+    return _mm512_castsi512_ps(_mm512_dpwssd_epi32(
+        _mm512_castps_si512(acc), _mm512_loadu_si512(unit), _mm512_set1_epi32((int)*word)));
+}
+/* Times the query's unit, then the keys': neither product is large where the score is not. */
+static inline vec vec_of_integers(vec x, float of_query, const uint8_t *of_keys)
+{
+    x = vec_scale(_mm512_cvtepi32_ps(_mm512_castps_si512(x)), of_query);
+    return _mm512_mul_ps(x, _mm512_loadu_ps(of_keys));
 }
 static inline vec vec_score(vec acc, const uint32_t *high, const uint32_t *low, const uint8_t *unit)
 {

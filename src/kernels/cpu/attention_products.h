@@ -28,17 +28,24 @@ INLINE void score_tile(const struct step *s, int row, int n_row, int block, int 
             VEC_UNROLL
             for (int r = 0; r < n_row; r++)
                 acc[r * n_block + b] =
-                    query == QUERY_WHOLE
+                    query == QUERY_INTEGER ? vec_madd_integers(acc[r * n_block + b], q + r, unit)
+                    : query == QUERY_WHOLE
                         ? vec_score(acc[r * n_block + b], q + r, q + ATTENTION_ROWS + r, unit)
                         : vec_madd(acc[r * n_block + b], q + r, unit, query == QUERY_ROUNDED);
         }
     }
     VEC_UNROLL
-    for (int r = 0; r < n_row; r++) {
+    for (int b = 0; b < n_block; b++) {
+        if (query == QUERY_INTEGER && fetch)
+            __builtin_prefetch(s->next_k[block + b] + s->units, 0, FETCH_LEVEL);
         VEC_UNROLL
-        for (int b = 0; b < n_block; b++)
-            vec_store(s->work->score + (row + r) * ATTENTION_STEP + (block + b) * KV_BLOCK,
-                      vec_scale(acc[r * n_block + b], s->scale));
+        for (int r = 0; r < n_row; r++) {
+            vec x = acc[r * n_block + b];
+            x = query == QUERY_INTEGER
+                    ? vec_of_integers(x, s->work->unit[row + r], s->k[block + b] + s->units)
+                    : vec_scale(x, s->scale);
+            vec_store(s->work->score + (row + r) * ATTENTION_STEP + (block + b) * KV_BLOCK, x);
+        }
     }
 }
 

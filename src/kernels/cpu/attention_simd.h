@@ -155,7 +155,7 @@ static void prepare_queries(const struct attention_tile *t, int n_row, enum quer
  * computed. The first step of a walk has nobody who fetched for it. */
 static void step_locate(struct step *s, const struct attention_tile *t, int k0, int end)
 {
-    size_t bytes = kv_head_bytes(t->kv->type, t->kv->head_dim);
+    const size_t bytes = t->region;
     for (int b = 0; b < STEP_BLOCKS; b++) {
         int key = k0 + b * KV_BLOCK, next = key + ATTENTION_STEP;
         if (key >= end) { /* never multiplied; what is prefetched must point somewhere */
@@ -241,7 +241,8 @@ static void split(const struct attention_tile *t, int begin, int end, void *memo
         .m = out->m,
         .acc = out->acc,
     };
-    prepare_queries(t, n_row, query_of(t), w);
+    if (begin == t->walk_begin) /* the splits after it find them there */
+        prepare_queries(t, n_row, query_of(t), w);
     for (int r = 0; r < n_row; r++)
         out->m[r] = -INFINITY;
     memset(w->sum, 0, (size_t)n_row * 16 * sizeof(float));

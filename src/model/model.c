@@ -19,8 +19,10 @@
 #include "model/update_ranks.h"
 #include "model/threads.h"
 
-/* A layer's keys from which on they get huge pages: then what is touched but not used hardly counts. */
-#define KV_HUGE_MIN ((size_t)32 << 20)
+/* The cache gets huge pages from this size on: a layer's blocks are scattered, so each is a page of its own
+ * otherwise, and its first use a fault. What is touched but not used is at most a huge page for each layer's keys
+ * and another for its values. */
+#define KV_HUGE_MIN ((size_t)4 << 20)
 
 /* ---- opening ------------------------------------------------------------------------------------- */
 
@@ -312,8 +314,8 @@ enum nyb_code model_kv_reserve(struct model *m, int n_block, struct nyb_err *err
         mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (slab == MAP_FAILED)
         return err_set(err, NYB_E_MEMORY, "no memory for a KV cache of %.2f GB", (double)bytes * 1e-9);
-    if (bytes / (2 * (size_t)c->n_layer) >= KV_HUGE_MIN)
-        madvise(slab, bytes, MADV_HUGEPAGE); /* blocks are scattered: few of their pages fit a small TLB */
+    if (bytes >= KV_HUGE_MIN)
+        madvise(slab, bytes, MADV_HUGEPAGE); /* best effort */
     topology_interleave(pool_topology(m->pool), slab, bytes);
     m->kv_slab = slab;
     m->kv_bytes = bytes;

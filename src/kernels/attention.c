@@ -62,8 +62,8 @@ static struct attention_tile tile_open(const struct run *r, const struct tile_re
     };
 }
 
-/* One split of the splits [first, last) that this worker walks, in that order: what the kernel makes of the queries
- * for the first of them is still in the worker's memory for the others. */
+/* One split of the splits [first, last) that this worker walks, in that order: what the kernel makes of the
+ * queries for the first of them is still in the worker's memory for the others. */
 static void part_compute(const struct run *r, const struct tile_ref *ref, int split, int first, int last,
                          int worker, struct attention_part *out)
 {

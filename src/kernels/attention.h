@@ -23,7 +23,7 @@ struct attention_tile {
     const struct kv_layer *kv;
     const int32_t *block; /* the sequence's row of the block table                      */
     const int32_t *pos;   /* (n_tok)                                                    */
-    size_t region; /* bytes of a head's keys, or values, in a block */
+    size_t region;        /* bytes of a head's keys, or values, in a block */
     int kv_head, n_tok, n_head;
     const float *q; /* row r at q + r / n_head * ldq + r % n_head * head_dim       */
     size_t ldq;

@@ -250,7 +250,7 @@ static bool qkv_round(const struct checkkern_env *env, struct checkkern_report *
             ok &= qkv_head_ok(report, &a, k0 + at, a.k_norm, t, key, kept);
             for (int i = 0; i < d; i++)
                 ok &= value[i] == (type != KV_F32 ? bf16_to_float(bf16_from_float(v0[at + (size_t)i]))
-                                                   : v0[at + (size_t)i]);
+                                                  : v0[at + (size_t)i]);
         }
     }
     return checkkern_case(report, ok, "%d + %d heads of %d, rotary %d, %d tokens, %s", heads, n_kv, d, rotary,

@@ -107,18 +107,23 @@ static void put_fp8(const struct kv_layer *kv, uint8_t *kd, uint8_t *vd, size_t 
     }
 }
 
-static uint8_t *units_of(const struct kv_layer *kv, uint8_t *key_region)
+static size_t units_at(const struct kv_layer *kv)
 {
-    return key_region + kv_head_bytes(KV_I16, kv->head_dim) - KV_I16_UNITS;
+    return kv_head_bytes(KV_I16, kv->head_dim) - KV_I16_UNITS;
 }
 
-static float get_i16_key(const struct kv_layer *kv, uint8_t *kd, size_t i, size_t j)
+static float get_unit(const struct kv_layer *kv, const uint8_t *key_region, size_t j)
+{
+    float unit;
+    memcpy(&unit, key_region + units_at(kv) + 4 * j, 4);
+    return unit;
+}
+
+static float get_i16(const uint8_t *base, size_t index)
 {
     int16_t x;
-    float unit;
-    memcpy(&x, kd + 2 * kv_key_index(KV_I16, i, j), 2);
-    memcpy(&unit, units_of(kv, kd) + 4 * j, 4);
-    return (float)x * unit;
+    memcpy(&x, base + 2 * index, 2);
+    return (float)x;
 }
 
 static float get(const uint8_t *base, enum kv_type type, size_t index, float scale)
@@ -149,20 +154,42 @@ void kv_store(const struct kv_layer *kv, int32_t slot, int head, const float *k,
         put_fp8(kv, kd, vd, pad, j, k, v);
     else {
         if (kv->type == KV_I16)
-            put_i16_key(kd, units_of(kv, kd), j, k, (size_t)kv->head_dim);
+            put_i16_key(kd, kd + units_at(kv), j, k, (size_t)kv->head_dim);
         else
             put_bf16_key(kd, j, k, (size_t)kv->head_dim);
         put_bf16_value(vd, pad, j, v, (size_t)kv->head_dim);
     }
 }
 
+/* Inlined once for each type: the scalar kernels read whole caches this way. */
+static inline void load_as(const enum kv_type type, const struct kv_layer *kv, const uint8_t *ks,
+                           const uint8_t *vs, size_t j, float *k, float *v)
+{
+    const size_t d = (size_t)kv->head_dim, pad = (size_t)kv_pad(type, kv->head_dim);
+    const float k_scale = type == KV_I16 ? get_unit(kv, ks, j) : kv->k_scale, v_scale = kv->v_scale;
+    for (size_t i = 0; i < d; i++) {
+        k[i] = type == KV_I16 ? get_i16(ks, kv_key_index(type, i, j)) * k_scale
+                              : get(ks, type, kv_key_index(type, i, j), k_scale);
+        v[i] = get(vs, type, kv_value_index(type, pad, i, j), v_scale);
+    }
+}
+
 void kv_load(const struct kv_layer *kv, int32_t slot, int head, float *k, float *v)
 {
-    uint8_t *ks = region(kv, kv->k, slot, head), *vs = region(kv, kv->v, slot, head);
-    size_t j = (size_t)(slot % KV_BLOCK), pad = (size_t)kv_pad(kv->type, kv->head_dim);
-    for (size_t i = 0; i < (size_t)kv->head_dim; i++) {
-        k[i] = kv->type == KV_I16 ? get_i16_key(kv, ks, i, j)
-                                  : get(ks, kv->type, kv_key_index(kv->type, i, j), kv->k_scale);
-        v[i] = get(vs, kv->type, kv_value_index(kv->type, pad, i, j), kv->v_scale);
+    const uint8_t *ks = region(kv, kv->k, slot, head), *vs = region(kv, kv->v, slot, head);
+    const size_t j = (size_t)(slot % KV_BLOCK);
+    switch (kv->type) {
+    case KV_F32:
+        load_as(KV_F32, kv, ks, vs, j, k, v);
+        break;
+    case KV_BF16:
+        load_as(KV_BF16, kv, ks, vs, j, k, v);
+        break;
+    case KV_FP8:
+        load_as(KV_FP8, kv, ks, vs, j, k, v);
+        break;
+    case KV_I16:
+        load_as(KV_I16, kv, ks, vs, j, k, v);
+        break;
     }
 }

@@ -12,16 +12,17 @@
  *   i16    as bf16, and behind it [16] floats    as bf16, and behind it 64 bytes that nobody reads
  *
  * Keys as integers are multiples of a unit of their own, of which the whole key has KV_I16_NORM: so a dot
- * product with a query that is kept alike fits 32 bits, for any number of dimensions, and no element is further
- * off than half a unit: bf16 is further off by a factor of ten, taken over a key of 128 normal numbers. */
+ * product with a query that is kept alike fits 32 bits, for any number of dimensions, and no element is
+ * further off than half a unit: bf16 is further off by a factor of ten, taken over a key of 128 normal
+ * numbers. */
 #ifndef NYB_KERNELS_KV_H
 #define NYB_KERNELS_KV_H
 
 #include "kernels/kernels.h"
 
 #define KV_HEAD_DIM_MAX  1024
-#define KV_HEAD_DIM_STEP 8 /* a head has a multiple of this many dimensions */
-#define KV_I16_NORM      32766 /* below 2^15, and what rounding adds */
+#define KV_HEAD_DIM_STEP 8                          /* a head has a multiple of this many dimensions */
+#define KV_I16_NORM      32766                      /* below 2^15, and what rounding adds */
 #define KV_I16_UNITS     (KV_BLOCK * sizeof(float)) /* bytes at the end of a region */
 
 int kv_pad(enum kv_type type, int head_dim);           /* value dimensions with padding       */

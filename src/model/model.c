@@ -20,8 +20,8 @@
 #include "model/threads.h"
 
 /* The cache gets huge pages from this size on: a layer's blocks are scattered, so each is a page of its own
- * otherwise, and its first use a fault. What is touched but not used is at most a huge page for each layer's keys
- * and another for its values. */
+ * otherwise, and its first use a fault. What is touched but not used is at most a huge page for each layer's
+ * keys and another for its values. */
 #define KV_HUGE_MIN ((size_t)4 << 20)
 
 /* ---- opening ------------------------------------------------------------------------------------- */
@@ -280,7 +280,8 @@ size_t model_kv_block_bytes(const struct model *m)
     int local = comm_local_size(m->comm);
     if (m->device)
         return device_kv_block_bytes(m->device, m->kv_type);
-    return 2 * (size_t)c->n_layer * kv_block_bytes(kv_kept(kernels_cpu(), m->kv_type), c->shard.kv_head.count, c->head_dim) *
+    return 2 * (size_t)c->n_layer *
+           kv_block_bytes(kv_kept(kernels_cpu(), m->kv_type), c->shard.kv_head.count, c->head_dim) *
            (size_t)local;
 }
 

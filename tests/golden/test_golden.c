@@ -118,8 +118,8 @@ static bool routed_otherwise(const int32_t *a, const int32_t *b, const struct mo
     return false;
 }
 
-/* Whether position t may be off: some router chose otherwise for it, or for one before, whose values it attends
- * to and which is further off. */
+/* Whether position t may be off: some router chose otherwise for it, or for one before, whose values it
+ * attends to and which is further off. */
 static bool tipped(const double *error, const bool *otherwise, int t)
 {
     if (otherwise[t])

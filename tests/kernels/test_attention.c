@@ -204,8 +204,12 @@ static void test_attention_integer_keys_of_any_size(void **state)
             struct kv_layer kv = {KV_I16, malloc(bytes), malloc(bytes), 1, 1, D, 1, 1};
             float q[D] = {0}, k[D] = {0}, v[D] = {0}, y[D];
             int32_t pos = KEYS - 1, table = 0, start[] = {0, 1};
-            struct batch b = {
-                .n_seq = 1, .n_tok = 1, .n_block_max = 1, .pos = &pos, .seq_start = start, .block_table = &table};
+            struct batch b = {.n_seq = 1,
+                              .n_tok = 1,
+                              .n_block_max = 1,
+                              .pos = &pos,
+                              .seq_start = start,
+                              .block_table = &table};
             struct attention_args a = {q, y, &kv, &b, 1, 1, false};
             struct arena arena;
             if (!level_reads(level, KV_I16) || (of_query && size[n] > 1e18f && isfinite(size[n])))

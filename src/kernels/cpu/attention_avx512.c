@@ -128,22 +128,28 @@ static void vec_query_rounded(uint32_t *words, const float *x, size_t d)
 /* q as multiples of the unit that is returned, of which it has KV_I16_NORM in all. */
 static float vec_query_integers(uint32_t *words, const float *x, size_t d)
 {
-    __m256 square = _mm256_setzero_ps();
-    for (size_t i = 0; i < d; i += 8)
-        square = _mm256_fmadd_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(x + i), square);
-    const float norm = sqrtf(_mm512_reduce_add_ps(_mm512_zextps256_ps512(square)));
+    const __mmask16 last = d % 16 ? 0xff : 0xffff;
+    __m512 square = _mm512_setzero_ps();
+    for (size_t i = 0; i < d; i += 16) {
+        __m512 v = _mm512_maskz_loadu_ps(i + 16 > d ? last : 0xffff, x + i);
+        square = _mm512_fmadd_ps(v, v, square);
+    }
+    const float norm = sqrtf(_mm512_reduce_add_ps(square));
     const float inverse = norm > 0 && norm < INFINITY ? KV_I16_NORM / norm : 0;
-    for (size_t i = 0; i < d; i += 8) {
-        __m256i whole = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(inverse)));
-        _mm_storeu_si128((__m128i *)(words + i / 2), _mm256_cvtepi32_epi16(whole));
+    for (size_t i = 0; i < d; i += 16) {
+        const __mmask16 here = i + 16 > d ? last : 0xffff;
+        __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(here, x + i), _mm512_set1_ps(inverse));
+        _mm256_mask_storeu_epi16(words + i / 2, here, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v)));
     }
     return norm < INFINITY ? norm / KV_I16_NORM : NAN;
 }
-/* Exact: what KV_I16_NORM is for. */
+/* Exact: what KV_I16_NORM is for. As the instruction itself, since the intrinsic wants sums of another type,
+ * and gcc copies all of them back and forth for that, some through memory. */
 static inline vec vec_madd_integers(vec acc, const uint32_t *word, const uint8_t *unit)
 {
-    return _mm512_castsi512_ps(_mm512_dpwssd_epi32(
-        _mm512_castps_si512(acc), _mm512_loadu_si512(unit), _mm512_set1_epi32((int)*word)));
+    __m512i k = _mm512_loadu_si512(unit), q = _mm512_set1_epi32((int)*word);
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(k), "v"(q));
+    return acc;
 }
 /* Times the query's unit, then the keys': neither product is large where the score is not. */
 static inline vec vec_of_integers(vec x, float of_query, const uint8_t *of_keys)

@@ -135,8 +135,9 @@ static void prepare_queries(const struct attention_tile *t, int n_row, enum quer
         size_t n = 0;
         for (int i = 0; i < 4; i++) {
             const float *x = attention_query(t, r + i < n_row ? r + i : r);
-            n = query_words((uint32_t *)row[i], x, (size_t)t->kv->head_dim, query, work->unit + r + i);
-            work->unit[r + i] *= t->scale;
+            float unit = 0;
+            n = query_words((uint32_t *)row[i], x, (size_t)t->kv->head_dim, query, &unit);
+            work->unit[r + i] = unit * t->scale;
         }
         for (size_t w = 0; w < n; w += 4) {
             __m128 a = _mm_load_ps(row[0] + w), b = _mm_load_ps(row[1] + w);
@@ -214,7 +215,7 @@ static enum query query_of(const struct attention_tile *t)
 static void run_step(struct step *s, const struct attention_tile *t, int k0, int n)
 {
     static void (*const scores[])(const struct step *, int, int) = {scores_f32, scores_bf16, scores_rounded,
-                                                                            scores_integer};
+                                                                    scores_integer};
     bool bf16 = t->kv->type != KV_F32, fp8 = t->kv->type == KV_FP8;
     uint8_t *decoded = (uint8_t *)s->work->q + q_bytes(t->kv);
     if (fp8)

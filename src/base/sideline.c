@@ -1,11 +1,12 @@
 #include "base/sideline.h"
 
-#define CREDIT_MAX  INT64_C(50000000) /* 50 ms: some ten slices of the scheduler */
-#define WEIGHT      2                 /* of losses: a gain is estimated, a loss is seen */
-#define PENALTY_MIN 10000000          /* 10 ms */
-#define PENALTY_MAX 1000000000        /* 1 s: how late a free core may be noticed */
-#define FACTOR      16                /* the first penalty, in losses */
-#define STRIKES_MAX 6
+#define CREDIT_MAX  INT64_C(100000000) /* 100 ms: some twenty slices of the scheduler */
+#define WEIGHT      2                  /* of losses: a gain is estimated, a loss is seen */
+#define PENALTY_MIN 10000000           /* 10 ms */
+#define PENALTY_MAX 1000000000         /* 1 s: how late a free core may be noticed */
+#define FACTOR      2  /* the first penalty, in losses: what it may cost if nothing is wrong */
+#define STRIKES_MAX 9  /* the last is a thousand losses */
+#define EARNED      16 /* losses that were earned since the return: no repeated offence */
 
 static int64_t at_most(uint64_t ns, int64_t most)
 {
@@ -31,7 +32,7 @@ bool sideline_lose(const struct sideline *s, struct sideline_record *r, uint64_t
 
 uint64_t sideline_penalty(const struct sideline *s, struct sideline_record *r, uint64_t loss_ns)
 {
-    bool earned = s->gain_ns - r->gain_at_return > FACTOR * loss_ns; /* it was worth having */
+    bool earned = s->gain_ns - r->gain_at_return > EARNED * loss_ns; /* it was worth having */
     r->strikes = earned ? 0 : r->strikes;
     uint64_t penalty = loss_ns < PENALTY_MAX ? FACTOR * loss_ns << r->strikes : PENALTY_MAX;
     r->strikes += r->strikes < STRIKES_MAX;

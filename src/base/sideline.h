@@ -8,10 +8,10 @@
  * It is the question whether to rent or to buy, asked again and again without knowing what comes. A worker
  * has an account: what it saves is paid in, up to a limit, and a loss takes twice its time out of it. So a
  * worker that brings twice what it costs stays, however often it is disturbed for a moment. One that has
- * nothing left sits out, for several times what was lost and twice as long each time it offends again soon
- * after its return, when its account is empty. So a core that somebody else uses up costs what the account
- * held, once, and then a few percent for trying again; and a core that became free is used again within a
- * second. */
+ * nothing left sits out, for twice what was lost, and twice as long each time it offends again soon after its
+ * return, when its account is empty. So a core that somebody else uses up costs what the account held, once,
+ * and then, for trying again, less and less, down to less than a percent; one that was taken for a moment is
+ * missed for about as long; and one that became free is used again within a second. */
 #ifndef NYB_BASE_SIDELINE_H
 #define NYB_BASE_SIDELINE_H
 

@@ -105,14 +105,12 @@ INLINE void bf16_unit(const int P, const int T, const enum weight_type type, boo
         UNROLL
         for (int i = 0; i < T; i++) {
             const uint8_t *pair = x[i] + 4 * (size_t)(u * n_pair + v);
-            if (P == 1 && T > 2) { /* fewer rows wait for memory, and run further ahead without */
-                sum[i] = dot_pair(sum[i], w[0][v], pair);
-                continue;
-            }
-            __m512bh xv = (__m512bh)_mm512_set1_epi32(load_dword(pair));
+            __m512bh both = (__m512bh)_mm512_set1_epi32(load_dword(pair)); /* of one or two rows */
             UNROLL
-            for (int p = 0; p < P; p++)
-                sum[p * T + i] = _mm512_dpbf16_ps(sum[p * T + i], (__m512bh)w[p][v], xv);
+            for (int p = 0; p < P; p++) {
+                __m512 *to = &sum[p * T + i];
+                *to = T > 2 ? dot_pair(*to, w[p][v], pair) : _mm512_dpbf16_ps(*to, (__m512bh)w[p][v], both);
+            }
         }
     }
 }

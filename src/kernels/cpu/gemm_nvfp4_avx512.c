@@ -81,14 +81,12 @@ INLINE void add_scaled(const int P, const int T, const uint8_t *const *scale, co
 
 /* ---- bf16 -------------------------------------------------------------------------------------- */
 
-/* One panel at a time, so that memory is read as one stream: where gate and up, or neighbours, take turns by
- * the line, half the speed is lost (docs/SPEED.md, "One stream for all row counts"). */
-
 /* Groups worked on at once. A dot product is a chain of eight vdpbf16ps, so that one chain alone waits for
- * itself; several groups of a block run side by side, each in the order it always has. */
-INLINE int bf16_groups(const int T)
+ * itself; several groups of a block run side by side, each in the order it always has, as far as registers
+ * last. */
+INLINE int bf16_groups(const int P, const int T)
 {
-    return T <= 4 ? 4 : 2;
+    return T <= 4 ? (P * T == 8 ? 1 : 4 / P) : 2;
 }
 
 /* A group is eight steps of two k. So many steps before its products one is decoded: with few rows the queues
@@ -100,102 +98,107 @@ INLINE int bf16_steps_ahead(const int T)
 #define STEPS       8
 #define STEPS_AHEAD 4 /* at most */
 
-/* Bytes ahead of the read that are asked for, to the second cache. All lines must be: the memory's own
- * prefetcher starts at misses of that cache, and one line in nine that nobody asks for halves the speed. */
-#define BLOCKS_AHEAD (16 * NVFP4_BLOCK_BYTES)
+/* Few sums leave memory's own prefetcher in peace, and the window runs ahead: asking for lines then costs
+ * more than it brings. Others ask for every line, scales included: that prefetcher follows misses alone. */
+#define ASK_FROM     4 /* sums */
+#define BLOCKS_AHEAD 4
 
-INLINE void ask_ahead(const uint8_t *line)
+INLINE void ask_ahead(const int P, const int T, const uint8_t *line)
 {
-    _mm_prefetch((const char *)line + BLOCKS_AHEAD, _MM_HINT_T1);
+    if (P * T >= ASK_FROM)
+        _mm_prefetch((const char *)line + BLOCKS_AHEAD * NVFP4_BLOCK_BYTES, _MM_HINT_T0);
 }
 
-/* Step number `step` of G groups from number q of a block on: their codes, if they begin here, and weights.
- */
-INLINE void bf16_decode(const int G, const int step, const uint8_t *block, int q, __m512i lut, __m512i *codes,
-                        __m512i *w)
+/* Step number `step` of G groups from number q of a block on: their codes (G, P), if they begin here, and
+ * weights (G, P). */
+INLINE void bf16_decode(const int P, const int T, const int G, const int step, const uint8_t *const *block,
+                        int q, __m512i lut, __m512i *codes, __m512i *w)
 {
     UNROLL
-    for (int e = 0; e < G; e++) {
+    for (int i = 0; i < G * P; i++) {
         if (step % 4 == 0) {
-            const uint8_t *from = block + 64 + NVFP4_GROUP_BYTES * (q + e) + 16 * step;
-            ask_ahead(from);
-            codes[e] = load_codes(from);
+            const uint8_t *from = block[i % P] + 64 + NVFP4_GROUP_BYTES * (q + i / P) + 16 * step;
+            ask_ahead(P, T, from);
+            codes[i] = load_codes(from);
         }
-        w[e] = _mm512_permutexvar_epi16(shift_halves(codes[e], 4 * (step % 4)), lut);
+        w[i] = _mm512_permutexvar_epi16(shift_halves(codes[i], 4 * (step % 4)), lut);
     }
 }
 
-/* dot (G, T) += w times the pairs of that step. x_at: byte of the first group's x. */
-INLINE void bf16_multiply(const int T, const int G, const int step, const __m512i *w, const uint8_t *const *x,
-                          size_t x_at, __m512 *dot)
+/* dot (G, P, T) += w (G, P) times the pairs of that step. x_at: byte of the first group's x. */
+INLINE void bf16_multiply(const int P, const int T, const int G, const int step, const __m512i *w,
+                          const uint8_t *const *x, size_t x_at, __m512 *dot)
 {
     UNROLL
-    for (int e = 0; e < G; e++) {
+    for (int e = 0; e < G * P; e++) {
         UNROLL
         for (int i = 0; i < T; i++)
-            dot[e * T + i] = dot_pair(dot[e * T + i], w[e], x[i] + x_at + (size_t)(32 * e + 4 * step));
+            dot[e * T + i] = dot_pair(dot[e * T + i], w[e], x[i] + x_at + (size_t)(32 * (e / P) + 4 * step));
     }
 }
 
-/* dot (G, T) += the pairs of G groups from number q of a block on. */
-INLINE void bf16_dots(const int T, const int G, const uint8_t *block, int q, const uint8_t *const *x,
-                      size_t x_at, __m512i lut, __m512 *dot)
+/* dot (G, P, T) += the pairs of G groups from number q of a block on. */
+INLINE void bf16_dots(const int P, const int T, const int G, const uint8_t *const *block, int q,
+                      const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *dot)
 {
     const int ahead = bf16_steps_ahead(T);
     __m512i codes[4], w[STEPS_AHEAD + 1][4];
     UNROLL
     for (int step = 0; step < STEPS + ahead; step++) {
         if (step < STEPS)
-            bf16_decode(G, step, block, q, lut, codes, w[step % (ahead + 1)]);
+            bf16_decode(P, T, G, step, block, q, lut, codes, w[step % (ahead + 1)]);
         if (step >= ahead)
-            bf16_multiply(T, G, step - ahead, w[(step - ahead) % (ahead + 1)], x, x_at, dot);
+            bf16_multiply(P, T, G, step - ahead, w[(step - ahead) % (ahead + 1)], x, x_at, dot);
         KEEP_ORDER();
     }
 }
 
 /* G groups from number q of a block on: their dot products, then sum += scale * dot, in the order of K. */
-INLINE void bf16_groups_at(const int T, const int G, const uint8_t *block, int q, const uint8_t *const *x,
-                           size_t x_at, __m512i lut, __m512 *sum)
+INLINE void bf16_groups_at(const int P, const int T, const int G, const uint8_t *const *block, int q,
+                           const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *sum)
 {
     __m512 dot[MAX_SUM];
     UNROLL
-    for (int i = 0; i < G * T; i++)
+    for (int i = 0; i < G * P * T; i++)
         dot[i] = _mm512_setzero_ps();
-    bf16_dots(T, G, block, q, x, x_at, lut, dot);
+    bf16_dots(P, T, G, block, q, x, x_at, lut, dot);
     UNROLL
     for (int e = 0; e < G; e++) {
-        const uint8_t *scale = block + WEIGHT_PANEL * (q + e);
-        add_scaled(1, T, &scale, dot + e * T, sum);
+        const uint8_t *scale[2] = {block[0] + WEIGHT_PANEL * (q + e), block[P - 1] + WEIGHT_PANEL * (q + e)};
+        add_scaled(P, T, scale, dot + e * P * T, sum);
     }
 }
 
 INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T)
 {
     const __m512i lut = _mm512_loadu_si512(nvfp4_bf16_of_code);
-    const uint8_t *block = t->panel[0], *x[MAX_SUM];
+    const uint8_t *block[2] = {t->panel[0], t->panel[P - 1]}, *x[MAX_SUM];
     const int n_group = t->k / FP4_GROUP;
-    const int G = bf16_groups(T);
+    const int G = bf16_groups(P, T);
     __m512 sum[MAX_SUM];
     UNROLL
-    for (int i = 0; i < T; i++)
+    for (int i = 0; i < P * T; i++)
         sum[i] = _mm512_setzero_ps();
     UNROLL
     for (int i = 0; i < T; i++)
         x[i] = t->x[i];
     int g = 0;
     for (; g + 4 <= n_group; g += 4) {
-        ask_ahead(block);
+        UNROLL
+        for (int p = 0; p < P; p++)
+            ask_ahead(P, T, block[p]);
         UNROLL
         for (int q = 0; q < 4; q += G)
-            bf16_groups_at(T, G, block, q, x, (size_t)(g + q) * 32, lut, sum);
-        block += NVFP4_BLOCK_BYTES;
+            bf16_groups_at(P, T, G, block, q, x, (size_t)(g + q) * 32, lut, sum);
+        block[0] += NVFP4_BLOCK_BYTES;
+        block[1] += NVFP4_BLOCK_BYTES;
     }
     for (int q = 0; g + q < n_group; q++)
-        bf16_groups_at(T, 1, block, q, x, (size_t)(g + q) * 32, lut, sum);
+        bf16_groups_at(P, T, 1, block, q, x, (size_t)(g + q) * 32, lut, sum);
     store_sums(t, P, T, sum, NVFP4_SCALE_UNIT);
 }
 
-void gemm_avx512_nvfp4_bf16(const struct gemm_tile *t){TILE_SWITCH(bf16_tile, t, 0)}
+void gemm_avx512_nvfp4_bf16(const struct gemm_tile *t){TILE_SWITCH(bf16_tile, t, 4)}
 
 /* ---- fp32 -------------------------------------------------------------------------------------- */
 

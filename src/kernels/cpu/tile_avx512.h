@@ -17,7 +17,8 @@ INLINE int32_t load_dword(const void *p)
 }
 
 /* sum += products of w and the pair of bf16 at x, which the instruction broadcasts by itself: gcc would spend
- * another on that, and these loops have no room for it. Where two panels share the pair, load it instead. */
+ * another on that. With fewer instructions the window reaches further ahead, also where two panels load the
+ * same pair. */
 #ifdef __clang__
 INLINE __m512 dot_pair(__m512 sum, __m512i w, const uint8_t *x)
 {

@@ -35,8 +35,7 @@
     TILE_CASES_6(body, t, panels)     \
     TILE_CASE(body, t, panels, 7)     \
     TILE_CASE(body, t, panels, 8)
-#define TILE_CASES_0(body, t, panels)
-/* Up to 8 rows of one panel, and none, 4, 6 or 8 of two. */
+/* Up to 8 rows of one panel, and 4, 6 or 8 of two. */
 #define TILE_SWITCH(body, t, two)                                       \
     switch ((t)->n_panel * 16 + (t)->n_row) {                           \
         TILE_CASES_8(body, t, 1)                                        \

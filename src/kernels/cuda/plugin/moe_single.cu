@@ -74,25 +74,24 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
     const exchange_now now = exchange_look(a.exchange);
     uint32_t *words = now.words;
     float by = 0.0f;
-    front_choice choice = {-1, 0.0f};
     if (FRONT == FRONT_NORM)
         by = front_norm(a.front, asked, row, xs, words, room);
     else if (FRONT)
         front_logits(a.front, asked, words, room);
-    if (FRONT)
-        choice = front_route(a.front, words, room, warp, lane);
+    struct piece piece = piece_of(phase, warp, lane); /* while logits come */
+    const int chosen = FRONT ? front_route(a.front, words, room, warp, lane) : -1;
     /* A lane knows one of the experts, in every warp. One that is of none here counts as the first, times
      * nothing. */
-    const int id = lane < n_used ? FRONT ? choice.expert : a.w.id[lane] : -1;
+    const int id = lane < n_used ? FRONT ? chosen : a.w.id[lane] : -1;
     const bool is_here = id >= 0 && id < a.w.n_expert;
     const int expert = is_here ? id : 0;
-    const float weight = is_here ? FRONT ? choice.weight : a.w.weight[lane] : 0.0f;
+    float weight = !FRONT && is_here ? a.w.weight[lane] : 0.0f;
 #pragma unroll 1
     for (int i = threadIdx.x; i < H / 8 && FRONT != FRONT_NORM; i += N_THREAD)
         ((uint4 *)xs)[i] = __ldcg((const uint4 *)a.w.x + i);
     const float gate_by = a.w.gate_scale[expert], up_by = a.w.up_scale[expert],
                 down_by = a.w.down_scale[expert]; /* not waited for yet */
-    const struct piece piece = piece_of(phase, expert, warp, lane);
+    piece_choose(phase, piece, expert, lane);
     const uint32_t pieces = __ballot_sync(ALL_LANES, piece.n > 0), first_pieces = (1u << PIECES_MAX) - 1;
     /* Down's weights are asked for when the first of gate and up have come: else those of a block that knows
      * its experts a little later would come behind all of down's, and every block waits for its h. */
@@ -101,7 +100,10 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
     ring.todo |= pieces & ~first_pieces;
     gpu_let_next();
     exchange_clear(now);
-    __syncthreads();
+    if (FRONT && warp == N_WARP - 1)
+        front_weigh(a.front, room, chosen, lane);
+    if (FRONT != FRONT_NORM) /* else x has been there since the choice */
+        __syncthreads();
     const float gate_scale = gate_by * CUDA_SCALE_BACK, up_scale = up_by * CUDA_SCALE_BACK,
                 down_scale = down_by * CUDA_SCALE_BACK;
 
@@ -117,8 +119,10 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
             ring_fill(ring, piece, lane); /* a warp may have had none of gate and up */
             take_rows(hs, (const uint4 *)(words + n_logit), (n_word - n_logit) / 4);
             __syncthreads();
+            if (FRONT)
+                weight = is_here ? room.weight[lane] : 0.0f;
             if (FRONT && blockIdx.x == 0) /* every block has h, so it has read the residual */
-                front_put<FRONT>(a.front, row, by, room, choice);
+                front_put<FRONT>(a.front, row, by, room, chosen);
             if (blockIdx.x == 0 && threadIdx.x == 0)
                 exchange_pass(a.exchange, now, n_word);
         }

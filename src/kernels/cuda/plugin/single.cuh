@@ -62,14 +62,13 @@ struct piece {
     int n, tile, slot, k;
 };
 
-/* This lane's: number lane % PIECES_MAX of phase lane / PIECES_MAX. `expert`: of a lane's slot. All lanes. */
-static __device__ __forceinline__ struct piece piece_of(const struct phase (&phase)[N_PHASE], int expert,
-                                                        int warp, int lane)
+/* This lane's: number lane % PIECES_MAX of phase lane / PIECES_MAX, as if its expert were the first. */
+static __device__ __forceinline__ struct piece piece_of(const struct phase (&phase)[N_PHASE], int warp,
+                                                        int lane)
 {
     const bool second = lane >= PIECES_MAX;
     struct phase p;
     p.weight = second ? phase[1].weight : phase[0].weight;
-    p.matrix_bytes = second ? phase[1].matrix_bytes : phase[0].matrix_bytes;
     p.n_unit = second ? phase[1].n_unit : phase[0].n_unit;
     p.n_pass = second ? phase[1].n_pass : phase[0].n_pass;
     p.n_tile = second ? phase[1].n_tile : phase[0].n_tile;
@@ -88,9 +87,16 @@ static __device__ __forceinline__ struct piece piece_of(const struct phase (&pha
         s.slot = s.tile / p.n_tile;
         in_matrix -= s.slot * p.n_tile;
     }
-    const int64_t e = __shfl_sync(ALL_LANES, expert, s.slot & 31);
-    s.from = p.weight + e * p.matrix_bytes + ((int64_t)in_matrix * p.n_unit + s.k) * CUDA_UNIT_BYTES;
+    s.from = p.weight + ((int64_t)in_matrix * p.n_unit + s.k) * CUDA_UNIT_BYTES;
     return s;
+}
+
+/* Of the expert that it is of: a lane knows a slot's. All lanes. */
+static __device__ __forceinline__ void piece_choose(const struct phase (&phase)[N_PHASE], struct piece &s,
+                                                    int expert, int lane)
+{
+    const int64_t bytes = lane >= PIECES_MAX ? phase[1].matrix_bytes : phase[0].matrix_bytes;
+    s.from += __shfl_sync(ALL_LANES, expert, s.slot & 31) * bytes;
 }
 
 /* ---- a warp's ring --------------------------------------------------------------------------------- */
@@ -227,12 +233,18 @@ static __device__ __forceinline__ void run_phase(const struct phase &p, const st
         const bool has = lane < N_WARP && lane > warp && warp_first(p, lane) < next_tile &&
                          warp_first(p, lane + 1) > warp_first(p, lane);
         const uint32_t those = __ballot_sync(ALL_LANES, has);
+        struct sums more[N_WARP]; /* none waits for another */
 #pragma unroll
-        for (int v = 1; v < N_WARP; v++)
-            if (those >> v & 1) {
-                sum.low += part[v][0][lane];
-                sum.high += part[v][1][lane];
-            }
+        for (int v = 1; v < N_WARP; v++) {
+            const bool counts = those >> v & 1;
+            more[v].low = counts ? part[v][0][lane] : 0.0f;
+            more[v].high = counts ? part[v][1][lane] : 0.0f;
+        }
+#pragma unroll
+        for (int v = 1; v < N_WARP; v++) {
+            sum.low += more[v].low;
+            sum.high += more[v].high;
+        }
         done(tile, sum);
     }
 }

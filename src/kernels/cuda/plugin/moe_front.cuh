@@ -7,7 +7,12 @@
 #include "kernels/cuda/plugin/norm_row.cuh"
 #include "kernels/cuda/plugin/route.cuh"
 
-enum { FRONT_NONE, FRONT_ROUTER, FRONT_NORM /* and router */ };
+enum {
+    FRONT_NONE,
+    FRONT_ROUTER,
+    FRONT_NORM, /* and router */
+    FRONT_SHORT /* the same of short rows, in less code: front_is_short */
+};
 struct moe_front {
     cuda_add_norm norm; /* not looked at without it */
     cuda_router router; /* weights of bf16 or fp32 */
@@ -24,10 +29,10 @@ struct front_room {
 
 /* ---- the router ------------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ float4 router_four(const cuda_router &r, int e, int i)
+template <int FRONT> static __device__ __forceinline__ float4 router_four(const cuda_router &r, int e, int i)
 {
     const size_t at = (size_t)e * r.K + i;
-    if (r.w.type == CUDA_F32)
+    if (FRONT != FRONT_SHORT && r.w.type == CUDA_F32)
         return *(const float4 *)((const float *)r.w.data + at);
     const uint2 w = *(const uint2 *)((const uint16_t *)r.w.data + at);
     return make_float4(bf16_low(w.x), bf16_high(w.x), bf16_low(w.y), bf16_high(w.y));
@@ -39,6 +44,12 @@ static inline bool front_takes(const cuda_router *r)
     return (r->w.type == CUDA_BF16 || r->w.type == CUDA_F32) && r->n_group <= 1 && r->top_k >= 1 &&
            r->top_k <= r->n_expert && r->n_expert <= FRONT_EXPERTS && r->n_shared >= 0 &&
            r->top_k + r->n_shared <= 32;
+}
+
+/* Of that a thread has four elements of the row at most, and a block one expert. */
+static inline bool front_is_short(const cuda_router *r, int n_block)
+{
+    return r->w.type == CUDA_BF16 && r->K <= 4 * N_THREAD && r->n_expert <= n_block && r->n_shared == 0;
 }
 
 /* Weights that a thread needs first: of the norm, and of this block's first logit. */
@@ -54,10 +65,12 @@ template <int FRONT> static __device__ __forceinline__ front_weights front_ask(c
     const int mine = 4 * threadIdx.x, n = f.router.K;
     front_weights w = {};
     w.scale = *f.router.w.scale;
-    if (FRONT == FRONT_NORM && mine < n) {
+    if (FRONT >= FRONT_NORM && mine < n) {
         w.norm = norm_four<true>(f.norm.weight, mine, n);
-        w.router = router_four(f.router, min((int)blockIdx.x, f.router.n_expert - 1), mine);
+        w.router = router_four<FRONT>(f.router, min((int)blockIdx.x, f.router.n_expert - 1), mine);
     }
+    if (FRONT == FRONT_SHORT) /* that is all */
+        return w;
     const size_t bytes = (f.router.w.type == CUDA_F32 ? 4 : 2) * (size_t)n,
                  had = FRONT == FRONT_NORM ? (f.router.w.type == CUDA_F32 ? 4 : 2) * 4 * N_THREAD
                                            : 0; /* of the first logit */
@@ -85,7 +98,8 @@ static __device__ __forceinline__ void front_logits(const moe_front &f, const fr
         float logit = 0.0f;
 #pragma unroll 2
         for (int i = mine; i < n; i += 4 * N_THREAD) {
-            const float4 y = __ldcg((const float4 *)(f.router.x + i)), w = router_four(f.router, e, i);
+            const float4 y = __ldcg((const float4 *)(f.router.x + i)),
+                         w = router_four<FRONT_ROUTER>(f.router, e, i);
             logit = fmaf(w.x, y.x, fmaf(w.y, y.y, fmaf(w.z, y.z, fmaf(w.w, y.w, logit))));
         }
         logit = block_sum(logit, room.more_sums[turn]) * scale;
@@ -96,6 +110,7 @@ static __device__ __forceinline__ void front_logits(const moe_front &f, const fr
 
 /* The new residual to row, bf16 of its norm to xs, and this block's logits to words. Returns the factor of
  * the norm. All threads. */
+template <int FRONT>
 static __device__ __forceinline__ float front_norm(const moe_front &f, const front_weights &asked, float *row,
                                                    uint8_t *xs, uint32_t *words, front_room &room)
 {
@@ -105,12 +120,12 @@ static __device__ __forceinline__ float front_norm(const moe_front &f, const fro
     const float scale = asked.scale;
     /* The first logit needs the norm's factor at its end only: its sum is made beside that of the squares. */
     float logit;
-    const float by = row_norm(
+    const float by = row_norm<FRONT == FRONT_SHORT>(
         a, row, room.sums, &logit,
         [&](int i) {
             return i == mine ? asked
-                             : front_weights{norm_four<true>(a.weight, i, n), router_four(f.router, first, i),
-                                             0.0f};
+                             : front_weights{norm_four<true>(a.weight, i, n),
+                                             router_four<FRONT>(f.router, first, i), 0.0f};
         },
         [](float4 v, const front_weights &w, float sum) {
             return fmaf(w.router.x, v.x * w.norm.x,
@@ -121,19 +136,20 @@ static __device__ __forceinline__ float front_norm(const moe_front &f, const fro
         put_float(words + first, logit * by * scale);
     int turn = 0;
 #pragma unroll 1
-    for (int e = blockIdx.x + gridDim.x; e < f.router.n_expert; e += gridDim.x, turn ^= 1) {
+    for (int e = blockIdx.x + gridDim.x; FRONT != FRONT_SHORT && e < f.router.n_expert;
+         e += gridDim.x, turn ^= 1) {
         logit = 0.0f;
 #pragma unroll 1
         for (int i = mine; i < n; i += 4 * N_THREAD) {
             const float4 y = row_y(row, i, by, norm_four<true>(a.weight, i, n)),
-                         w = router_four(f.router, e, i);
+                         w = router_four<FRONT>(f.router, e, i);
             logit = fmaf(w.x, y.x, fmaf(w.y, y.y, fmaf(w.z, y.z, fmaf(w.w, y.w, logit))));
         }
         logit = block_sum(logit, room.more_sums[turn]) * scale; /* whose barrier frees the other sums */
         if (threadIdx.x == 0)
             put_float(words + e, logit);
     }
-    row_stage(a, row, by, asked.norm, xs);
+    row_stage<FRONT == FRONT_SHORT>(a, row, by, asked.norm, xs);
     return by;
 }
 
@@ -273,6 +289,6 @@ static __device__ __forceinline__ void front_put(const moe_front &f, const float
 #pragma unroll 1
     for (int e = threadIdx.x; e < f.router.n_expert; e += N_THREAD)
         f.router.logits[e] = room.logit[e];
-    if (FRONT == FRONT_NORM)
+    if (FRONT >= FRONT_NORM)
         row_put(f.norm, row, by);
 }

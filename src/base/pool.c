@@ -22,6 +22,14 @@ static void run_alone(int n_item, pool_fn *fn, void *arg)
         fn(arg, i, 0);
 }
 
+/* By how much longer the run would have been with one helper less, of n: an n-th of what they did would have
+ * been shared out to n threads. */
+static uint64_t helpers_gain(const struct pool *p, uint64_t busy_ns, int own, int n_item)
+{
+    uint64_t n = (uint64_t)p->n_helper;
+    return busy_ns / (uint64_t)own * (uint64_t)(n_item - own) / (n * n);
+}
+
 void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg)
 {
     if (n_item <= 0)
@@ -33,7 +41,7 @@ void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg)
     uint64_t begin = clock_ns();
     if (begin >= p->next_return)
         pool_out_take_back_due(p, begin);
-    if (p->n_helper == 0) {
+    if (p->n_helper == 0 && p->next_return == POOL_FOREVER) {
         run_alone(n_item, fn, arg);
         return;
     }
@@ -53,8 +61,10 @@ void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg)
     struct pool_account a = {0};
     if (busy > SUSPECT_NS)
         a.loss_ns = pool_place_time_lost(p, busy);
-    if (own > 0)
-        a.gain_ns = (busy - a.loss_ns) / (uint64_t)own * (uint64_t)(n_item - own) / (uint64_t)p->n_helper;
+    if (drawn >= p->next_return) /* it may have come on its own */
+        pool_out_take_back_due(p, drawn);
+    if (own > 0 && p->n_helper > 0)
+        a.gain_ns = helpers_gain(p, busy - a.loss_ns, own, n_item);
     pool_wait_for_workers(p, &a);
     pool_out_settle(p, &a, drawn);
 }

@@ -6,8 +6,10 @@
  * give items their own output. Workers spin for a short while between runs, then
  * sleep on a futex. One pool_run at a time; not reentrant.
  *
- * Workers whose core is taken by another process sit out for a while
- * (base/sideline.h), so that a run is not slower than the caller alone would be. */
+ * A worker whose core another process has taken in the middle of an item
+ * finishes it on the caller's core, while the caller waits. If that costs more
+ * than it brings, the worker sits out for a while (base/sideline.h), so that a run
+ * is not slower than the caller alone would be. */
 #ifndef NYB_BASE_POOL_H
 #define NYB_BASE_POOL_H
 
@@ -25,6 +27,8 @@ const struct topology *pool_topology(const struct pool *p); /* base/topology.h: 
 /* Only the first n threads take part from now on, 1 <= n <= pool_size(): to find out how many are worth it.
  */
 void pool_use(struct pool *p, int n);
+/* Nobody sits out for now: before a run that is long, or one that is to show what the machine can do. */
+void pool_recall(struct pool *p);
 void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg);
 
 /* Split 0..n-1 into pieces of at least `grain` and run fn over [begin, end). */

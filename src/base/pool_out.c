@@ -9,7 +9,7 @@ static void send_out(struct pool *p, struct worker *w, uint64_t until)
 {
     if (atomic_load(&w->out))
         return;
-    w->until = until;
+    atomic_store(&w->until, until);
     p->next_return = until < p->next_return ? until : p->next_return;
     p->n_helper--;
     atomic_store(&w->out, 1);
@@ -32,11 +32,18 @@ void pool_out_take_back_due(struct pool *p, uint64_t now)
         struct worker *w = &p->worker[i];
         if (!atomic_load(&w->out))
             continue;
-        if (w->until <= now)
+        uint64_t until = atomic_load(&w->until);
+        if (until <= now)
             take_back(p, w);
-        else if (w->until < p->next_return)
-            p->next_return = w->until;
+        else if (until < p->next_return)
+            p->next_return = until;
     }
+}
+
+void pool_recall(struct pool *p)
+{
+    if (p->next_return != POOL_FOREVER)
+        pool_out_take_back_due(p, POOL_FOREVER - 1);
 }
 
 void pool_use(struct pool *p, int n)
@@ -48,7 +55,7 @@ void pool_use(struct pool *p, int n)
             take_back(p, w);
         else
             send_out(p, w, POOL_FOREVER);
-        w->until = POOL_FOREVER; /* also of one that sat out already */
+        atomic_store(&w->until, POOL_FOREVER); /* also of one that sat out already */
     }
 }
 
@@ -63,12 +70,13 @@ static struct worker *last_helper(struct pool *p)
 
 void pool_out_settle(struct pool *p, const struct pool_account *a, uint64_t now)
 {
-    uint64_t loss = a->loss_ns < LOSS_MIN_NS ? 0 : a->loss_ns;
-    if (!sideline_settle(&p->sideline, a->gain_ns, loss))
-        return;
-    struct worker *w = a->culprit ? a->culprit : last_helper(p);
-    if (!w)
+    struct worker *w = NULL;
+    if (a->loss_ns >= LOSS_MIN_NS)
+        w = a->culprit ? a->culprit : last_helper(p);
+    bool out = w && sideline_lose(&p->sideline, &w->record, a->gain_ns, a->loss_ns);
+    sideline_gain(&p->sideline, a->gain_ns);
+    if (!out)
         return;
     p->stats.sent_out++;
-    send_out(p, w, now + sideline_penalty(&p->sideline, &w->record, loss));
+    send_out(p, w, now + sideline_penalty(&p->sideline, &w->record, a->loss_ns));
 }

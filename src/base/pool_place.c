@@ -23,6 +23,13 @@ void pool_place_pin(struct worker *w, int cpu)
     CPU_FREE(one);
 }
 
+void pool_place_home(const struct pool *p, struct worker *w)
+{
+    for (int core = 0; core < p->topology->n_core; core++)
+        if (p->worker_at[core] == w->index)
+            pool_place_pin(w, p->topology->core[core].cpu);
+}
+
 void pool_place_make_room(struct pool *p)
 {
     const struct topology *t = p->topology;

@@ -21,8 +21,8 @@ struct worker {
     struct pool *pool;
     int index;
     /* Written by the caller. */
-    _Alignas(128) atomic_uint out; /* 1: sits out, and sleeps on it */
-    uint64_t until;                /* its return                    */
+    _Alignas(128) atomic_uint out; /* 1: sits out, and sleeps on it                       */
+    atomic_ullong until;           /* then it comes by itself, if a run is under way        */
     uint64_t seen_cpu_ns;          /* its CPU time when the caller began to wait for it */
     bool suspect;
     struct sideline_record record;
@@ -64,15 +64,16 @@ struct pool {
 
 /* Where a run's time went, as far as its caller can tell. */
 struct pool_account {
-    uint64_t gain_ns; /* what a helper saved on average                   */
+    uint64_t gain_ns; /* by which a helper made it shorter, on average     */
     uint64_t loss_ns; /* time that passed because some thread had no core */
     struct worker *culprit;
 };
 
 /* ---- pool_worker.c ------------------------------------------------------------------------------- */
 
-/* Until somebody wakes those who sleep on the word, if it is `expected`. */
+/* Until somebody wakes those who sleep on the word, if it is `expected`; or until a time of clock_ns. */
 void pool_sleep(atomic_uint *word, unsigned expected);
+void pool_sleep_until(atomic_uint *word, unsigned expected, uint64_t until);
 void pool_wake(atomic_uint *word, int n);
 uint64_t pool_cpu_time_ns(clockid_t clock);
 
@@ -92,6 +93,8 @@ void pool_out_settle(struct pool *p, const struct pool_account *a, uint64_t now)
 /* ---- pool_place.c: who is on which core ---------------------------------------------------------- */
 
 void pool_place_pin(struct worker *w, int cpu);
+/* Back to its own core. */
+void pool_place_home(const struct pool *p, struct worker *w);
 /* The kernel may have moved the caller onto a worker's core: then that worker goes where the caller came
  * from. */
 void pool_place_make_room(struct pool *p);

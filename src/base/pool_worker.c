@@ -1,6 +1,7 @@
 /* Runs from both sides: workers that wake, draw items and leave, and the caller who waits for those inside.
  */
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -8,9 +9,19 @@
 #include "base/clock.h"
 #include "base/pool_state.h"
 
+/* A caller who waits for longer than this asks whether it waits for somebody without a core. */
+#define PATIENCE_NS 100000
+
 void pool_sleep(atomic_uint *word, unsigned expected)
 {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
+}
+
+void pool_sleep_until(atomic_uint *word, unsigned expected, uint64_t until)
+{
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+    syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, expected, until == POOL_FOREVER ? NULL : &t, NULL,
+            FUTEX_BITSET_MATCH_ANY);
 }
 
 void pool_wake(atomic_uint *word, int n)
@@ -75,6 +86,17 @@ static void leave_run(struct pool *p, struct worker *w)
     }
 }
 
+/* One whose time is over comes by itself: a long run may be under way. The caller counts it later. */
+static void sit_out(const struct pool *p, struct worker *w)
+{
+    while (atomic_load(&w->out) && !atomic_load(&p->closing)) {
+        uint64_t until = atomic_load(&w->until);
+        if (clock_ns() >= until)
+            return;
+        pool_sleep_until(&w->out, 1, until);
+    }
+}
+
 void *pool_worker_main(void *arg)
 {
     struct worker *w = arg;
@@ -83,8 +105,7 @@ void *pool_worker_main(void *arg)
     for (;;) {
         wait_for_epoch(p, seen);
         seen = atomic_load(&p->epoch);
-        while (atomic_load(&w->out) && !atomic_load(&p->closing))
-            pool_sleep(&w->out, 1);
+        sit_out(p, w);
         if (atomic_load(&p->closing))
             return NULL;
         atomic_store_explicit(&w->inside, true, memory_order_relaxed);
@@ -133,18 +154,46 @@ static void judge_suspects(const struct pool *p, uint64_t begin, uint64_t end, s
     a->loss_ns += worst + (end > last ? end - last : 0);
 }
 
+/* A suspect who has been off its core for most of the time since `begin`. */
+static struct worker *find_stuck(const struct pool *p, uint64_t begin)
+{
+    uint64_t there = clock_ns() - begin;
+    for (int i = 0; i < p->n_thread - 1; i++) {
+        struct worker *w = &p->worker[i];
+        if (w->suspect && atomic_load(&w->inside) &&
+            pool_cpu_time_ns(w->cpu_clock) - w->seen_cpu_ns < there / 2)
+            return w;
+    }
+    return NULL;
+}
+
 static void sleep_for_workers(struct pool *p, struct pool_account *a)
 {
     note_suspects(p);
-    uint64_t begin = clock_ns();
+    uint64_t begin = clock_ns(), patience = PATIENCE_NS;
+    struct worker *guest = NULL; /* has our core until it has left */
     atomic_store(&p->caller_sleeps, true);
     for (;;) {
         unsigned left = atomic_load(&p->left);
         if (run_is_empty(p))
             break;
-        pool_sleep(&p->left, left);
+        if (guest && !atomic_load(&guest->inside)) {
+            pool_place_home(p, guest);
+            guest = NULL;
+        }
+        if (guest || !p->worker_at) {
+            pool_sleep(&p->left, left);
+            continue;
+        }
+        pool_sleep_until(&p->left, left, clock_ns() + patience);
+        patience *= 2;
+        guest = find_stuck(p, begin);
+        if (guest)
+            pool_place_pin(guest, sched_getcpu());
     }
     atomic_store(&p->caller_sleeps, false);
+    if (guest)
+        pool_place_home(p, guest);
     judge_suspects(p, begin, clock_ns(), a);
 }
 

@@ -15,6 +15,7 @@
 #include "base/mem.h"
 
 #define IO_THREADS 8 /* enough to keep a disk busy; they mostly sleep */
+#define TRUST      7 /* reads taken for cached after one that is: asking costs a tenth of copying 100 KB */
 
 enum { UNDER_WAY, DONE };
 
@@ -27,6 +28,7 @@ struct direct {
 struct reader {
     struct reader_set *set;
     struct io_uring ring; /* where set->way is READER_URING */
+    int trusted_fd, trust;
 };
 
 struct reader_set {
@@ -95,10 +97,17 @@ static bool byte_is_cached(int fd, uint64_t offset)
     return preadv2(fd, &v, 1, (off_t)offset, RWF_NOWAIT) == 1;
 }
 
-/* By its ends. A hole in between costs waiting, nothing else. */
-static bool is_cached(const struct reader_read *r)
+/* By its ends, and not each. A hole costs waiting, nothing else. */
+static bool is_cached(struct reader *reader, const struct reader_read *r)
 {
-    return byte_is_cached(r->fd, r->offset) && byte_is_cached(r->fd, r->offset + r->len - 1);
+    if (reader->trust > 0 && reader->trusted_fd == r->fd) {
+        reader->trust--;
+        return true;
+    }
+    bool cached = byte_is_cached(r->fd, r->offset) && byte_is_cached(r->fd, r->offset + r->len - 1);
+    reader->trusted_fd = r->fd;
+    reader->trust = cached ? TRUST : 0;
+    return cached;
 }
 
 /* ---- threads ------------------------------------------------------------------------------------- */
@@ -197,8 +206,8 @@ void reader_start(struct reader *reader, struct reader_read *r)
 {
     struct reader_set *s = reader->set;
     r->asked = false;
-    r->data = r->buffer;
-    if (r->len == 0 || r->len > (1u << 30) || (!s->o.cold && is_cached(r)))
+    r->data = r->hot ? r->hot : r->buffer;
+    if (r->len == 0 || r->len > (1u << 30) || (!s->o.cold && is_cached(reader, r)))
         return;
     int direct = direct_of(s, r->fd);
     uint64_t lead = r->offset % READER_ALIGN;

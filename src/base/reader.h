@@ -39,7 +39,9 @@ struct reader_read {
     uint64_t offset;
     size_t len;
     uint8_t *buffer; /* READER_ROOM(len) bytes, aligned to READER_ALIGN */
-    uint8_t *data;   /* after reader_finish: the len bytes, in buffer   */
+    uint8_t *hot;    /* as large; for what the page cache holds, NULL: buffer. Reads that are finished one
+                      * after another may share it: the same few bytes stay in a core's cache */
+    uint8_t *data;   /* after reader_finish: the len bytes, in one of the two */
     /* private */
     bool asked; /* the caller's: the read has been handed over         */
     int state, ask_fd;

@@ -86,9 +86,11 @@ static bool copy_twice(struct pool *pool, size_t bytes, struct bench_load_limits
     }
     memset(from.at, 1, from_bytes);
     struct copy c = {to.at, from.at, from_bytes};
+    pool_recall(pool);
     uint64_t begin = clock_ns();
     pool_run(pool, (int)(bytes / COPY_PIECE), copy_piece, &c);
     keep_best(&l->fresh_gbs, bytes, begin);
+    pool_recall(pool);
     begin = clock_ns();
     pool_run(pool, (int)(bytes / COPY_PIECE), copy_piece, &c);
     keep_best(&l->copy_gbs, bytes, begin);
@@ -159,6 +161,7 @@ static enum nyb_code copy_cached(const struct ckpt *c, struct pool *pool, size_t
     bool there = job.buffer && take(&to, bytes);
     if (there) {
         job.to = to.at;
+        pool_recall(pool);
         uint64_t begin = clock_ns();
         pool_run(pool, n, copy_cached_piece, &job);
         if (n > 0)

@@ -51,6 +51,7 @@ static struct attention_tile tile_open(const struct run *r, const struct tile_re
         .kv = a->kv,
         .block = a->batch->block_table + (size_t)ref->seq * (size_t)a->batch->n_block_max,
         .pos = a->batch->pos + ref->tok,
+        .region = kv_head_bytes(a->kv->type, a->kv->head_dim),
         .kv_head = ref->kv_head,
         .n_tok = ref->n_tok,
         .n_head = ref->n_head,
@@ -61,7 +62,8 @@ static struct attention_tile tile_open(const struct run *r, const struct tile_re
     };
 }
 
-/* One split of the splits [first, last) that this worker walks. */
+/* One split of the splits [first, last) that this worker walks, in that order: what the kernel makes of the
+ * queries for the first of them is still in the worker's memory for the others. */
 static void part_compute(const struct run *r, const struct tile_ref *ref, int split, int first, int last,
                          int worker, struct attention_part *out)
 {

@@ -23,6 +23,7 @@ struct attention_tile {
     const struct kv_layer *kv;
     const int32_t *block; /* the sequence's row of the block table                      */
     const int32_t *pos;   /* (n_tok)                                                    */
+    size_t region;        /* bytes of a head's keys, or values, in a block */
     int kv_head, n_tok, n_head;
     const float *q; /* row r at q + r / n_head * ldq + r % n_head * head_dim       */
     size_t ldq;
@@ -54,8 +55,7 @@ static inline const uint8_t *attention_region(const struct attention_tile *t, co
     const struct kv_layer *kv = t->kv;
     int32_t block = t->block[pos / KV_BLOCK];
     ASSERT(block >= 0 && block < kv->n_block);
-    return base + ((size_t)block * (size_t)kv->n_kv_head + (size_t)t->kv_head) *
-                      kv_head_bytes(kv->type, kv->head_dim);
+    return base + ((size_t)block * (size_t)kv->n_kv_head + (size_t)t->kv_head) * t->region;
 }
 
 /* The same, or `otherwise` where the walk has no such position. */

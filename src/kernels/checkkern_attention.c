@@ -131,7 +131,8 @@ bool checkkern_attention_f32(const struct checkkern_env *env, struct checkkern_r
 
 bool checkkern_attention_bf16(const struct checkkern_env *env, struct checkkern_report *report)
 {
-    return check(env, report, KV_BF16);
+    const enum kv_type kept = kv_kept(kernels_at(env->level), KV_BF16);
+    return check(env, report, KV_BF16) && (kept == KV_BF16 || check(env, report, kept));
 }
 
 bool checkkern_attention_fp8(const struct checkkern_env *env, struct checkkern_report *report)

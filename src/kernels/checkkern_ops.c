@@ -199,7 +199,9 @@ static bool qkv_round(const struct checkkern_env *env, struct checkkern_report *
     int n_kv = checkkern_int(seed, 1, 3), heads = n_kv * checkkern_int(seed, 1, 4);
     int d = 8 * checkkern_int(seed, 1, 20), rotary = 2 * checkkern_int(seed, 0, d / 2),
         n = checkkern_int(seed, 1, 20);
-    enum kv_type type = round % 3 == 0 ? KV_F32 : KV_BF16;
+    enum kv_type type = round % 3 == 0   ? KV_F32
+                        : round % 3 == 1 ? KV_BF16
+                                         : kv_kept(kernels_at(env->level), KV_BF16);
     size_t nq = (size_t)(heads * d), nk = (size_t)(n_kv * d), tok = (size_t)n;
     size_t bytes = kv_block_bytes(type, n_kv, d) * BLOCKS;
     float *q0 = random_rows(env, seed, nq * tok, 2), *k0 = random_rows(env, seed, nk * tok, 2);
@@ -235,7 +237,7 @@ static bool qkv_round(const struct checkkern_env *env, struct checkkern_report *
                          slot,
                          &kv};
     kernels_at(env->level)->qkv(env->pool, &a);
-    double tolerance = 4e-6, kept = type == KV_BF16 ? 0x1.1p-8 : tolerance; /* q; k as the cache keeps it */
+    double tolerance = 4e-6, kept = type == KV_F32 ? tolerance : 0x1.1p-8; /* q; k as the cache keeps it */
     bool ok = true;
     for (int t = 0; t < n; t++) {
         for (int h = 0; h < heads; h++) {
@@ -247,8 +249,8 @@ static bool qkv_round(const struct checkkern_env *env, struct checkkern_report *
             kv_load(&kv, slot[t], h, key, value);
             ok &= qkv_head_ok(report, &a, k0 + at, a.k_norm, t, key, kept);
             for (int i = 0; i < d; i++)
-                ok &= value[i] == (type == KV_BF16 ? bf16_to_float(bf16_from_float(v0[at + (size_t)i]))
-                                                   : v0[at + (size_t)i]);
+                ok &= value[i] == (type != KV_F32 ? bf16_to_float(bf16_from_float(v0[at + (size_t)i]))
+                                                  : v0[at + (size_t)i]);
         }
     }
     return checkkern_case(report, ok, "%d + %d heads of %d, rotary %d, %d tokens, %s", heads, n_kv, d, rotary,

@@ -160,7 +160,7 @@ void checkkern_bench_qkv(const struct checkkern_env *env, struct checkkern_bench
         struct cache_bench b;
         size_t m = (size_t)rows[i];
         int n_block = (rows[i] + KV_BLOCK - 1) / KV_BLOCK;
-        make_cache(env, &b, KV_BF16, n_block);
+        make_cache(env, &b, kv_kept(kernels_at(env->level), KV_BF16), n_block);
         int32_t *pos = arena_alloc(env->arena, m, sizeof(*pos));
         for (int t = 0; t < rows[i]; t++)
             pos[t] = t;
@@ -243,7 +243,7 @@ static void bench_attention(const struct checkkern_env *env, struct checkkern_be
 
 static void bench_type(const struct checkkern_env *env, struct checkkern_bench *out, enum kv_type type)
 {
-    for (int round_q = 0; round_q < (type == KV_F32 ? 1 : 2); round_q++) {
+    for (int round_q = 0; round_q < (type == KV_F32 || type == KV_I16 ? 1 : 2); round_q++) {
         bench_attention(env, out, type, round_q, env->level == CPU_SCALAR ? 512 : 4096, 1);
         if (env->level == CPU_SCALAR)
             return; /* correct, not fast: one figure says so */
@@ -260,7 +260,7 @@ void checkkern_bench_attention_f32(const struct checkkern_env *env, struct check
 
 void checkkern_bench_attention_bf16(const struct checkkern_env *env, struct checkkern_bench *out)
 {
-    bench_type(env, out, KV_BF16);
+    bench_type(env, out, kv_kept(kernels_at(env->level), KV_BF16));
 }
 
 void checkkern_bench_attention_fp8(const struct checkkern_env *env, struct checkkern_bench *out)

@@ -301,10 +301,11 @@ static void run_blocks(const struct run *r, const struct item *it, const struct 
     }
 }
 
-/* Rows so few that a panel of BF16 is read as fast as anything is, the latency of its one chain included. */
-static bool reads_alone(enum weight_type type, enum gemm_form form, int m)
+/* Rows so few, or so many, that BF16 from memory is read fastest as one stream: one or two wait for nothing
+ * else, five and more for their products. Between them two panels hide the latency of their chains. */
+static bool reads_alone(const struct weight *w, enum gemm_form form, int m)
 {
-    return type == WEIGHT_BF16 && form == GEMM_BF16 && m <= 2;
+    return w->type == WEIGHT_BF16 && form == GEMM_BF16 && !w->near && (m <= 2 || m > 4);
 }
 
 /* The same in tiles of a few rows. */
@@ -321,11 +322,11 @@ static void run_tiles(const struct run *r, const struct item *it)
 
     /* Few rows: one pass that reads each panel once. Two panels at a time decode faster, and share the loads
      * of x; but neighbours of NVFP4 are short streams side by side, which the caches prefetch badly (half the
-     * speed at k = 768), and one row of BF16 is nothing but its one stream: one after another. Many rows:
+     * speed at k = 768), and BF16 is often best read as one: one after another. Many rows:
      * whichever shape has more sums at once, in tiles of nearly equal height. */
     bool paired = 2 * max_row[2] > max_row[1];
     if (j->m <= max_row[1])
-        paired = j->m <= max_row[2] && (j->up || (type != WEIGHT_NVFP4 && !reads_alone(type, form, j->m)));
+        paired = j->m <= max_row[2] && (j->up || (type != WEIGHT_NVFP4 && !reads_alone(j->w, form, j->m)));
     int height = max_row[paired ? 2 : 1], n_tile = (j->m + height - 1) / height;
     for (int tile = 0; tile < n_tile; tile++, pass.first_row += t.n_row) {
         t.n_row = (j->m - pass.first_row + n_tile - tile - 1) / (n_tile - tile);

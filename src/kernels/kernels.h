@@ -11,7 +11,12 @@
 
 /* ---- paged KV cache ------------------------------------------------------------------------------ */
 
-enum kv_type { KV_F32, KV_BF16, KV_FP8 };
+enum kv_type {
+    KV_F32,
+    KV_BF16,
+    KV_FP8,
+    KV_I16 /* what some levels make of KV_BF16, see kv_kept(): keys as integers, values as bf16 */
+};
 #define KV_BLOCK 16 /* tokens a block */
 
 /* One layer's cache. Block b holds, for each KV head, KV_BLOCK keys and KV_BLOCK values; the layout inside
@@ -135,6 +140,7 @@ struct combine_args {
 
 struct kernels {
     const char *name;
+    bool integer_keys; /* KV_I16 is faster than KV_BF16 here, and no less exact */
     void (*rmsnorm)(struct pool *, const struct norm_args *);
     void (*qkv)(struct pool *, const struct qkv_args *);
     void (*attention)(struct pool *, struct arena *scratch, const struct attention_args *);
@@ -144,5 +150,8 @@ struct kernels {
 
 /* The table for the CPU level in force (base/cpu.h), filled from ref/ and overlaid upward. */
 const struct kernels *kernels_cpu(void);
+
+/* How these kernels keep a cache of which `type` is asked for. */
+enum kv_type kv_kept(const struct kernels *kernels, enum kv_type type);
 
 #endif

@@ -36,6 +36,7 @@ struct fill {
     size_t row_max, scale_max;  /* bytes of the largest piece's rows and scales, padded */
     int depth;                  /* stages of a worker */
     struct stage *stage;        /* (n_worker, depth)  */
+    uint8_t **hot;              /* (n_worker) for pieces that come from the page cache */
     struct reader_set *readers; /* NULL: the source makes all rows itself */
     atomic_int next;            /* piece */
     atomic_ullong done;
@@ -113,7 +114,7 @@ size_t fill_staging_bytes(const struct slots *s, int n_worker)
 {
     size_t row_max, scale_max, n_piece;
     measure(s, &row_max, &scale_max, &n_piece);
-    size_t n_stage = (size_t)n_worker * (size_t)depth_for(n_worker);
+    size_t n_stage = (size_t)n_worker * ((size_t)depth_for(n_worker) + 1);
     return n_stage * stage_bytes(row_max, scale_max) + n_piece * sizeof(struct fill_piece);
 }
 
@@ -215,7 +216,7 @@ static enum nyb_code write_piece(const struct fill_piece *p, struct nyb_err *err
 }
 
 /* Begin to read what can be read ahead. */
-static void begin_stage(struct fill *f, struct stage *g, int item, struct reader *reader)
+static void begin_stage(struct fill *f, struct stage *g, int item, struct reader *reader, uint8_t *hot)
 {
     struct fill_extent extent[2];
     g->item = item;
@@ -229,7 +230,8 @@ static void begin_stage(struct fill *f, struct stage *g, int item, struct reader
                                           .path = extent[i].path,
                                           .offset = extent[i].offset,
                                           .len = extent[i].len,
-                                          .buffer = i ? g->piece.scales : g->piece.rows};
+                                          .buffer = i ? g->piece.scales : g->piece.rows,
+                                          .hot = i ? hot + READER_ROOM(f->row_max) : hot};
         reader_start(reader, &g->read[i]);
     }
 }
@@ -277,7 +279,7 @@ static void run_lane(void *arg, int item, int worker)
             int next = atomic_fetch_add(&f->next, 1);
             if (next >= f->n_piece)
                 break;
-            begin_stage(f, &stage[begun % depth], next, reader);
+            begin_stage(f, &stage[begun % depth], next, reader, f->hot[item]);
             begun++;
         }
         if (ended == begun)
@@ -294,6 +296,11 @@ static enum nyb_code take_staging(struct fill *f, int n_worker)
     for (int i = 0; i < n_worker * f->depth; i++) {
         f->stage[i].memory = aligned_alloc(READER_ALIGN, bytes);
         if (!f->stage[i].memory)
+            return err_set(f->err, NYB_E_MEMORY, "no memory for %zu bytes of staging", bytes);
+    }
+    for (int i = 0; f->source->locate && i < n_worker; i++) {
+        f->hot[i] = aligned_alloc(READER_ALIGN, bytes);
+        if (!f->hot[i])
             return err_set(f->err, NYB_E_MEMORY, "no memory for %zu bytes of staging", bytes);
     }
     if (!f->source->locate)
@@ -314,10 +321,12 @@ enum nyb_code fill_slots(struct slots *s, const struct fill_source *source, stru
     atomic_init(&f.failed, f.n_piece);
     f.piece = mem_alloc((size_t)f.n_piece, sizeof(*f.piece));
     f.stage = mem_alloc((size_t)n_worker * (size_t)f.depth, sizeof(*f.stage));
+    f.hot = mem_alloc((size_t)n_worker, sizeof(*f.hot));
     pthread_mutex_init(&f.lock, NULL);
     f.code = take_staging(&f, n_worker);
     if (f.code == NYB_OK) {
         cut_pieces(&f, s);
+        pool_recall(pool); /* one run, of seconds */
         pool_run(pool, n_worker, run_lane, &f);
         report(&f, true);
     }
@@ -327,6 +336,9 @@ enum nyb_code fill_slots(struct slots *s, const struct fill_source *source, stru
     pthread_mutex_destroy(&f.lock);
     for (int i = 0; i < n_worker * f.depth; i++)
         free(f.stage[i].memory);
+    for (int i = 0; i < n_worker; i++)
+        free(f.hot[i]);
+    free(f.hot);
     free(f.stage);
     free(f.piece);
     return f.code;

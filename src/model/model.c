@@ -19,8 +19,10 @@
 #include "model/update_ranks.h"
 #include "model/threads.h"
 
-/* A layer's keys from which on they get huge pages: then what is touched but not used hardly counts. */
-#define KV_HUGE_MIN ((size_t)32 << 20)
+/* The cache gets huge pages from this size on: a layer's blocks are scattered, so each is a page of its own
+ * otherwise, and its first use a fault. What is touched but not used is at most a huge page for each layer's
+ * keys and another for its values. */
+#define KV_HUGE_MIN ((size_t)4 << 20)
 
 /* ---- opening ------------------------------------------------------------------------------------- */
 
@@ -278,7 +280,8 @@ size_t model_kv_block_bytes(const struct model *m)
     int local = comm_local_size(m->comm);
     if (m->device)
         return device_kv_block_bytes(m->device, m->kv_type);
-    return 2 * (size_t)c->n_layer * kv_block_bytes(m->kv_type, c->shard.kv_head.count, c->head_dim) *
+    return 2 * (size_t)c->n_layer *
+           kv_block_bytes(kv_kept(kernels_cpu(), m->kv_type), c->shard.kv_head.count, c->head_dim) *
            (size_t)local;
 }
 
@@ -312,8 +315,8 @@ enum nyb_code model_kv_reserve(struct model *m, int n_block, struct nyb_err *err
         mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (slab == MAP_FAILED)
         return err_set(err, NYB_E_MEMORY, "no memory for a KV cache of %.2f GB", (double)bytes * 1e-9);
-    if (bytes / (2 * (size_t)c->n_layer) >= KV_HUGE_MIN)
-        madvise(slab, bytes, MADV_HUGEPAGE); /* blocks are scattered: few of their pages fit a small TLB */
+    if (bytes >= KV_HUGE_MIN)
+        madvise(slab, bytes, MADV_HUGEPAGE); /* best effort */
     topology_interleave(pool_topology(m->pool), slab, bytes);
     m->kv_slab = slab;
     m->kv_bytes = bytes;
@@ -321,7 +324,7 @@ enum nyb_code model_kv_reserve(struct model *m, int n_block, struct nyb_err *err
     size_t half = bytes / (2 * (size_t)c->n_layer);
     for (int i = 0; i < c->n_layer; i++)
         m->kv[i] = (struct kv_layer){
-            .type = m->kv_type,
+            .type = kv_kept(kernels_cpu(), m->kv_type),
             .k = m->kv_slab + 2 * (size_t)i * half,
             .v = m->kv_slab + (2 * (size_t)i + 1) * half,
             .n_block = n_block,

@@ -186,7 +186,11 @@ static inline void world_run(struct world *w, int level, struct pool *pool, int 
     arena_free(&arena);
 }
 
-/* The result of one token and head, from the cache as it is, in float64; also the largest |v|. */
+/* The plain kernels read every cache. */
+static inline bool level_reads(int level, enum kv_type type)
+{
+    return type != KV_I16 || level == CPU_SCALAR || kernels_at((enum cpu_level)level)->integer_keys;
+}
 
 static const struct shape shapes[] = {
     {KV_F32, 4, 2, 32, 32, ROPE_HALF, true, 3, {70, 1, 33}},
@@ -203,6 +207,12 @@ static const struct shape shapes[] = {
     {KV_F32, 2, 1, 16, 16, ROPE_HALF, false, 1, {1200}}, /* three splits */
     {KV_BF16, 2, 1, 16, 16, ROPE_HALF, false, 2, {1100, 513}},
     {KV_FP8, 2, 1, 16, 16, ROPE_HALF, false, 1, {600}},
+    {KV_I16, 4, 2, 32, 32, ROPE_HALF, true, 3, {70, 1, 33}},
+    {KV_I16, 8, 4, 8, 8, ROPE_INTERLEAVED, false, 2, {129, 64}},
+    {KV_I16, 3, 3, 40, 40, ROPE_HALF, false, 2, {50, 81}},
+    {KV_I16, 12, 1, 128, 64, ROPE_HALF, true, 2, {100, 17}},
+    {KV_I16, 2, 1, 1024, 256, ROPE_HALF, false, 1, {68}},
+    {KV_I16, 2, 1, 16, 16, ROPE_HALF, false, 2, {1100, 513}},
 };
 
 #endif

@@ -58,6 +58,8 @@ static void test_attention_is_exact_and_batch_invariant(void **state)
     for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
         const struct shape *s = &shapes[i];
         struct world w;
+        if (!level_reads(level, s->type))
+            continue;
         world_open(&w, s);
         size_t bytes = (size_t)(s->n_seq * w.max_len * s->n_head * s->head_dim) * 4;
         float *first = malloc(bytes);
@@ -84,8 +86,10 @@ static void test_attention_nan_stays_with_its_token(void **state)
     (void)state;
     static const struct shape base = {KV_BF16, 4, 2, 32, 32, ROPE_HALF, false, 2, {70, 40}};
     FOR_EACH_LEVEL(level)
-    for (int type = KV_F32; type <= KV_FP8; type++)
+    for (int type = KV_F32; type <= KV_I16; type++)
         for (int bad = 29; bad < 31; bad++) { /* odd and even: both halves of a bf16 pair */
+            if (!level_reads(level, (enum kv_type)type))
+                continue;
             struct shape s = base;
             struct world w;
             s.type = (enum kv_type)type;
@@ -146,7 +150,9 @@ static void test_attention_reaches_32k(void **state)
     (void)state;
     enum { KEYS = 32768, D = 16, HEADS = 4, BLOCKS = KEYS / KV_BLOCK };
     FOR_EACH_LEVEL(level)
-    for (int type = KV_F32; type <= KV_FP8; type++) {
+    for (int type = KV_F32; type <= KV_I16; type++) {
+        if (!level_reads(level, (enum kv_type)type))
+            continue;
         struct shape s = {(enum kv_type)type, HEADS, 2, D, 0, ROPE_HALF, false, 1, {KEYS}};
         struct world w;
         world_open(&w, &s);
@@ -184,6 +190,53 @@ static void test_attention_reaches_32k(void **state)
     }
 }
 
+/* A key or a query that is not finite makes its scores no numbers; one that is large or small does not (a key
+ * of any size, a query whose squares are floats). */
+static void test_attention_integer_keys_of_any_size(void **state)
+{
+    (void)state;
+    enum { D = 32, KEYS = 5 };
+    static const float size[] = {1e-38f, 1e-20f, 1, 1e15f, 1e37f, INFINITY, NAN};
+    size_t bytes = kv_block_bytes(KV_I16, 1, D);
+    FOR_EACH_LEVEL(level)
+    for (int of_query = 0; of_query < 2; of_query++)
+        for (size_t n = 0; n < sizeof(size) / sizeof(*size); n++) {
+            if (!level_reads(level, KV_I16) || (of_query && size[n] > 1e18f && isfinite(size[n])))
+                continue;
+            struct kv_layer kv = {KV_I16, malloc(bytes), malloc(bytes), 1, 1, D, 1, 1};
+            float q[D] = {0}, k[D] = {0}, v[D] = {0}, y[D];
+            int32_t pos = KEYS - 1, table = 0, start[] = {0, 1};
+            struct batch b = {.n_seq = 1,
+                              .n_tok = 1,
+                              .n_block_max = 1,
+                              .pos = &pos,
+                              .seq_start = start,
+                              .block_table = &table};
+            struct attention_args a = {q, y, &kv, &b, 1, 1, false};
+            struct arena arena;
+            arena_init(&arena, 4096);
+            memset(kv.k, 0xff, bytes);
+            memset(kv.v, 0xff, bytes);
+            for (int p = 0; p < KEYS; p++) {
+                k[3] = p == 2 && !of_query ? size[n] : 0.5f;
+                v[0] = (float)p;
+                kv_store(&kv, p, 0, k, v);
+            }
+            q[3] = of_query ? size[n] : 1.0f;
+            kernels_at((enum cpu_level)level)->attention(pools[0], &arena, &a);
+            /* The same scores: the mean. A small key has less weight than the rest, a large one has all. */
+            double e = !of_query && size[n] < 1e-10f ? exp(-0.5) : of_query ? 1 : exp((double)size[n] - 0.5);
+            double want = size[n] > 10 && !of_query ? 2 : (8 + 2 * e) / (4 + e);
+            if (isfinite(size[n]))
+                assert_close("any size", level, y[0], want, 1e-2);
+            else
+                assert_true(isnan(y[0]));
+            arena_free(&arena);
+            free(kv.k);
+            free(kv.v);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -191,6 +244,7 @@ int main(void)
         cmocka_unit_test(test_attention_nan_stays_with_its_token),
         cmocka_unit_test(test_attention_decodes_every_fp8_code),
         cmocka_unit_test(test_attention_reaches_32k),
+        cmocka_unit_test(test_attention_integer_keys_of_any_size),
     };
     return cmocka_run_group_tests(tests, open_pools, close_pools);
 }

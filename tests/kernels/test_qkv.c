@@ -8,11 +8,11 @@
 static void test_kv_every_element_has_its_own_place(void **state)
 {
     (void)state;
-    for (int type = KV_F32; type <= KV_FP8; type++)
+    for (int type = KV_F32; type <= KV_I16; type++)
         for (int d = 8; d <= 264; d += 8) {
-            size_t bytes = kv_head_bytes((enum kv_type)type, d), size = type == KV_F32    ? 4
-                                                                        : type == KV_BF16 ? 2
-                                                                                          : 1;
+            size_t bytes = kv_head_bytes((enum kv_type)type, d);
+            size_t size = type == KV_F32 ? 4 : type == KV_FP8 ? 1 : 2;
+            size_t units = type == KV_I16 ? KV_I16_UNITS : 0;
             size_t pad = (size_t)kv_pad((enum kv_type)type, d);
             assert_int_equal(bytes % 64, 0);
             assert_int_equal(kv_block_bytes((enum kv_type)type, 3, d), 3 * bytes);
@@ -22,7 +22,7 @@ static void test_kv_every_element_has_its_own_place(void **state)
                     for (size_t j = 0; j < KV_BLOCK; j++) {
                         size_t at = value ? kv_value_index((enum kv_type)type, pad, i, j)
                                           : kv_key_index((enum kv_type)type, i, j);
-                        assert_true(at < bytes / size);
+                        assert_true(at < (bytes - units) / size);
                         assert_int_equal(seen[at]++, 0);
                     }
                 free(seen);
@@ -67,6 +67,38 @@ static void test_kv_load_returns_what_was_stored(void **state)
         free(kv.k);
         free(kv.v);
     }
+}
+
+/* Each element within half a unit, of which the key's norm is KV_I16_NORM; a key of zeros is zeros. */
+static void test_kv_keys_as_integers(void **state)
+{
+    (void)state;
+    enum { D = 40, HEADS = 2, BLOCKS = 3 };
+    size_t bytes = kv_block_bytes(KV_I16, HEADS, D) * BLOCKS;
+    struct kv_layer kv = {KV_I16, malloc(bytes), malloc(bytes), BLOCKS, HEADS, D, 1, 1};
+    memset(kv.k, 0xff, bytes);
+    memset(kv.v, 0xff, bytes);
+    for (int pass = 0; pass < 2; pass++) {
+        uint64_t seed = 9;
+        for (int at = 0; at < BLOCKS * KV_BLOCK * HEADS; at++) {
+            float *k = random_floats(&seed, D, at % 7 ? 4 : 0), *v = random_floats(&seed, D, 4), gk[D], gv[D];
+            double norm = 0;
+            if (!pass)
+                kv_store(&kv, at / HEADS, at % HEADS, k, v);
+            else
+                kv_load(&kv, at / HEADS, at % HEADS, gk, gv);
+            for (int i = 0; i < D; i++)
+                norm += (double)k[i] * (double)k[i];
+            for (int i = 0; pass && i < D; i++) {
+                assert_true(fabs((double)gk[i] - (double)k[i]) <= 0.501 * sqrt(norm) / KV_I16_NORM);
+                assert_true(gv[i] == bf16_to_float(bf16_from_float(v[i])));
+            }
+            free(k);
+            free(v);
+        }
+    }
+    free(kv.k);
+    free(kv.v);
 }
 
 /* ---- norm and rotation --------------------------------------------------------------------------- */
@@ -148,6 +180,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kv_every_element_has_its_own_place),
         cmocka_unit_test(test_kv_load_returns_what_was_stored),
+        cmocka_unit_test(test_kv_keys_as_integers),
         cmocka_unit_test(test_rotation_agrees_between_levels),
         cmocka_unit_test(test_qkv_matches_double),
     };

@@ -8,8 +8,9 @@
 
 #include "test.h"
 
+#include "base/clock.h"
 #include "base/cpu.h"
-#include "base/pool.h"
+#include "base/pool_state.h"
 #include "base/quota.h"
 #include "base/sideline.h"
 #include "base/topology.h"
@@ -22,9 +23,55 @@ static void test_sideline_forgives_a_blip(void **state)
 {
     (void)state;
     struct sideline s = {0};
-    assert_false(sideline_settle(&s, 5 * MS, 0));
-    assert_false(sideline_settle(&s, 0, MS / 2));
-    assert_true(sideline_settle(&s, 0, MS)); /* credit does not grow beyond a millisecond */
+    struct sideline_record r = {0};
+    sideline_gain(&s, 5 * MS);
+    assert_false(sideline_lose(&s, &r, 0, MS)); /* a loss counts twice */
+    assert_false(sideline_lose(&s, &r, 0, MS));
+    assert_true(sideline_lose(&s, &r, 0, MS));
+    sideline_return(&s, &r);
+    sideline_gain(&s, 1000 * MS);
+    assert_false(sideline_lose(&s, &r, 0, 50 * MS)); /* credit does not grow beyond 100 ms */
+    assert_true(sideline_lose(&s, &r, 0, MS));
+}
+
+/* Something that runs for a millisecond now and then, half of the time in one worker's way: it is worth much
+ * more than it costs. Once a millisecond was all that could be lost, and it sat out most of the time. */
+static void test_sideline_keeps_a_worker_with_a_light_neighbour(void **state)
+{
+    (void)state;
+    struct sideline s = {0};
+    struct sideline_record r = {0};
+    for (int i = 0; i < 1000; i++) {
+        sideline_gain(&s, 20 * MS);
+        assert_false(sideline_lose(&s, &r, MS, 3 * MS / 2));
+    }
+    /* Of one long run all losses come at once. */
+    assert_false(sideline_lose(&s, &r, 4000 * MS, 200 * MS));
+    assert_false(sideline_lose(&s, &r, 0, 50 * MS));
+    assert_true(sideline_lose(&s, &r, 0, MS));
+}
+
+/* Slices of 4 ms with a core and without: the worker brings no more than it costs. It may waste what it
+ * earned before; then it is there for a slice at a time, and away for ever longer. */
+static void test_sideline_sends_out_beside_a_busy_process(void **state)
+{
+    (void)state;
+    struct sideline s = {0};
+    struct sideline_record r = {0};
+    sideline_gain(&s, 10000 * MS);
+    int n = 1;
+    for (; !sideline_lose(&s, &r, 0, 4 * MS); n++)
+        sideline_gain(&s, 4 * MS);
+    assert_in_range(n, 2, 30);
+    uint64_t in = 0, out = 0;
+    for (int i = 0; i < 20; i++) {
+        out += sideline_penalty(&s, &r, 4 * MS);
+        sideline_return(&s, &r);
+        sideline_gain(&s, 4 * MS);
+        in += 8 * MS;
+        assert_true(sideline_lose(&s, &r, 0, 4 * MS)); /* nothing is earned before: out at once */
+    }
+    assert_true(out > 50 * in);
 }
 
 static void test_sideline_penalty_doubles_for_a_repeated_offence(void **state)
@@ -34,18 +81,21 @@ static void test_sideline_penalty_doubles_for_a_repeated_offence(void **state)
     struct sideline_record r = {0};
     uint64_t last = 0;
     for (int i = 0; i < 12; i++) {
-        assert_true(sideline_settle(&s, 0, 3 * MS));
+        assert_true(sideline_lose(&s, &r, 0, 3 * MS));
         uint64_t penalty = sideline_penalty(&s, &r, 3 * MS);
-        assert_true(penalty == 1000 * MS || penalty == (last ? 2 * last : 48 * MS));
+        assert_true(penalty == 1000 * MS ||
+                    penalty == (i ? (6 * MS) << i : 10 * MS)); /* twice, 10 ms at least */
         last = penalty;
         sideline_return(&s, &r);
-        assert_false(sideline_settle(&s, 2 * MS, 0)); /* too little to make up for it */
+        sideline_gain(&s, 2 * MS); /* too little to make up for it */
     }
     assert_int_equal(last, 1000 * MS);
-    for (int i = 0; i < 100; i++)
-        assert_false(sideline_settle(&s, MS, 0));
-    assert_int_equal(sideline_penalty(&s, &r, 3 * MS), 48 * MS);
+    sideline_gain(&s, 100 * MS);
+    assert_int_equal(sideline_penalty(&s, &r, 30 * MS), 1000 * MS);
+    assert_int_equal(sideline_penalty(&s, &r, 6 * MS),
+                     12 * MS); /* earned 16 times, and no offence any more */
     assert_int_equal(sideline_penalty(&s, &r, UINT64_MAX), 1000 * MS);
+    assert_true(sideline_lose(&s, &r, 0, UINT64_MAX));
 }
 
 /* ---- quota --------------------------------------------------------------------------------------- */
@@ -213,10 +263,56 @@ static void test_pool_use_limits_who_takes_part(void **state)
     pool_close(p); /* with three asleep */
 }
 
+/* ---- sitting out --------------------------------------------------------------------------------- */
+
+/* Done when two threads are in it at once. */
+static void meet(void *arg, int item, int worker)
+{
+    (void)item;
+    (void)worker;
+    struct seen *s = arg;
+    atomic_fetch_add(&s->items, 1);
+    for (uint64_t begin = clock_ns(); atomic_load(&s->items) < 2 && clock_ns() - begin < 10000 * MS;)
+        __builtin_ia32_pause();
+    atomic_fetch_add(&s->highest, atomic_load(&s->items) == 2);
+}
+
+static int active(const struct pool *p)
+{
+    struct pool_stats stats;
+    pool_stats(p, &stats);
+    return stats.active;
+}
+
+static void test_pool_worker_comes_back_into_a_long_run(void **state)
+{
+    (void)state;
+    struct pool *p;
+    assert_int_equal(pool_open(&p, 2, NULL), NYB_OK);
+    const struct pool_account a = {.loss_ns = 51 * MS, .culprit = &p->worker[0]}; /* beyond any credit */
+    for (int round = 0; round < 2; round++) {
+        struct seen s = {0};
+        pool_out_settle(p, &a, clock_ns()); /* for 102 ms, then twice that */
+        assert_int_equal(active(p), 1);
+        if (round == 0)
+            pool_recall(p);
+        assert_int_equal(active(p), round == 0 ? 2 : 1);
+        pool_run(p, 2, meet, &s);
+        assert_int_equal(atomic_load(&s.highest), 2);
+        pool_recall(p); /* it may have been slow once more */
+    }
+    pool_use(p, 1);
+    pool_recall(p); /* not those who are not wanted */
+    assert_int_equal(active(p), 1);
+    pool_close(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sideline_forgives_a_blip),
+        cmocka_unit_test(test_sideline_keeps_a_worker_with_a_light_neighbour),
+        cmocka_unit_test(test_sideline_sends_out_beside_a_busy_process),
         cmocka_unit_test(test_sideline_penalty_doubles_for_a_repeated_offence),
         cmocka_unit_test(test_quota_is_the_lowest_of_all_groups),
         cmocka_unit_test(test_topology_gives_one_thread_a_core),
@@ -225,6 +321,7 @@ int main(void)
         cmocka_unit_test(test_topology_knows_the_last_cache),
         cmocka_unit_test(test_pool_on_a_synthetic_machine_is_not_pinned),
         cmocka_unit_test(test_pool_use_limits_who_takes_part),
+        cmocka_unit_test(test_pool_worker_comes_back_into_a_long_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -38,14 +38,15 @@ static int remove_file(void **state)
     return unlink(path);
 }
 
-/* Pieces of odd sizes, DEPTH of them under way, two readers in turn. */
+/* Pieces of odd sizes, DEPTH of them under way, two readers in turn; two of three share a buffer for what is
+ * cached. */
 static void check_way(const struct reader_options *o)
 {
     struct reader_set *set;
     struct reader_read read[DEPTH];
     uint64_t at = 0;
     size_t step = 1, room = READER_ROOM(70000);
-    uint8_t *memory = aligned_alloc(READER_ALIGN, DEPTH * room);
+    uint8_t *memory = aligned_alloc(READER_ALIGN, (DEPTH + 1) * room);
     assert_int_equal(reader_set_open(&set, 2, DEPTH, o, NULL), NYB_OK);
     int begun = 0, ended = 0;
     while (at < FILE_BYTES || ended < begun) {
@@ -56,7 +57,8 @@ static void check_way(const struct reader_options *o)
                                       .path = path,
                                       .offset = at,
                                       .len = len,
-                                      .buffer = memory + (size_t)(begun % DEPTH) * room};
+                                      .buffer = memory + (size_t)(begun % DEPTH) * room,
+                                      .hot = begun % 3 ? memory + DEPTH * room : NULL};
             reader_start(reader_get(set, begun % 2), r);
             at += len;
             step = step * 3 % 69997 + 1;

@@ -121,6 +121,12 @@ static void vec_query_rounded(uint32_t *words, const float *x, size_t d)
 {
     vec_query(words, x, d);
 }
+/* No integer keys on this level. */
+static float vec_query_integers(uint32_t *words, const float *x, size_t d)
+{
+    vec_query(words, x, d);
+    return 1.0f;
+}
 /* 32 e4m3 codes to bf16, exact, as lower and upper bytes. With the exponent's bias of 127 instead of 7, its
  * lowest bit and the mantissa are the code's low nibble, and the bits above follow from the high one; the
  * eight subnormals come from tables, and 0x7f is NaN. */

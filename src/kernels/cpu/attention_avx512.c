@@ -1,10 +1,12 @@
 /* Attention for AVX-512 with VBMI and BF16: a vector of 16 floats is one register, vdpbf16ps does two
  * products a lane. */
 #include <immintrin.h>
+#include <math.h>
 
 #include "kernels/cpu/fp8_avx512.h"
 #include "kernels/cpu/softmax_avx512.h"
 #include "kernels/cpu/unroll.h"
+#include "kernels/kv.h"
 #include "kernels/ops.h"
 
 /* Register tiles: 16 sums in flight hide the latency of vdpbf16ps, and leave room for the units and the
@@ -122,6 +124,38 @@ static void vec_query_rounded(uint32_t *words, const float *x, size_t d)
 {
     for (size_t i = 0; i < d; i += 8)
         _mm_storeu_si128((__m128i *)(words + i / 2), (__m128i)_mm256_cvtneps_pbh(_mm256_loadu_ps(x + i)));
+}
+/* q as multiples of the unit that is returned, of which it has KV_I16_NORM in all. */
+static float vec_query_integers(uint32_t *words, const float *x, size_t d)
+{
+    const __mmask16 last = d % 16 ? 0xff : 0xffff;
+    __m512 square = _mm512_setzero_ps();
+    for (size_t i = 0; i < d; i += 16) {
+        __m512 v = _mm512_maskz_loadu_ps(i + 16 > d ? last : 0xffff, x + i);
+        square = _mm512_fmadd_ps(v, v, square);
+    }
+    const float norm = sqrtf(_mm512_reduce_add_ps(square));
+    const float inverse = norm > 0 && norm < INFINITY ? KV_I16_NORM / norm : 0;
+    for (size_t i = 0; i < d; i += 16) {
+        const __mmask16 here = i + 16 > d ? last : 0xffff;
+        __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(here, x + i), _mm512_set1_ps(inverse));
+        _mm256_mask_storeu_epi16(words + i / 2, here, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v)));
+    }
+    return norm < INFINITY ? norm / KV_I16_NORM : NAN;
+}
+/* Exact: what KV_I16_NORM is for. As the instruction itself, since the intrinsic wants sums of another type,
+ * and gcc copies all of them back and forth for that, some through memory. */
+static inline vec vec_madd_integers(vec acc, const uint32_t *word, const uint8_t *unit)
+{
+    __m512i k = _mm512_loadu_si512(unit), q = _mm512_set1_epi32((int)*word);
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(k), "v"(q));
+    return acc;
+}
+/* Times the query's unit, then the keys': neither product is large where the score is not. */
+static inline vec vec_of_integers(vec x, float of_query, const uint8_t *of_keys)
+{
+    x = vec_scale(_mm512_cvtepi32_ps(_mm512_castps_si512(x)), of_query);
+    return _mm512_mul_ps(x, _mm512_loadu_ps(of_keys));
 }
 static inline vec vec_score(vec acc, const uint32_t *high, const uint32_t *low, const uint8_t *unit)
 {

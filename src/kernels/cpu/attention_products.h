@@ -9,6 +9,23 @@ INLINE size_t prob_words(bool bf16)
     return bf16 ? ATTENTION_STEP / 2 : ATTENTION_STEP;
 }
 
+/* One word of n_row queries against a unit of each block. */
+INLINE void score_word(const struct step *s, vec *acc, size_t w, const uint32_t *q, int n_row, int block,
+                       int n_block, const enum query query)
+{
+    VEC_UNROLL
+    for (int b = 0; b < n_block; b++) {
+        const uint8_t *unit = s->k[block + b] + 64 * w;
+        VEC_UNROLL
+        for (int r = 0; r < n_row; r++) {
+            vec *sum = acc + r * n_block + b;
+            *sum = query == QUERY_INTEGER ? vec_madd_integers(*sum, q + r, unit)
+                   : query == QUERY_WHOLE ? vec_score(*sum, q + r, q + ATTENTION_ROWS + r, unit)
+                                          : vec_madd(*sum, q + r, unit, query == QUERY_ROUNDED);
+        }
+    }
+}
+
 INLINE void score_tile(const struct step *s, int row, int n_row, int block, int n_block,
                        const enum query query)
 {
@@ -19,26 +36,31 @@ INLINE void score_tile(const struct step *s, int row, int n_row, int block, int 
     VEC_UNROLL
     for (int i = 0; i < n_row * n_block; i++)
         acc[i] = vec_zero();
-    for (size_t w = 0; w < s->word; w++, q += next_q) {
-        VEC_UNROLL
-        for (int b = 0; b < n_block; b++) {
-            const uint8_t *unit = s->k[block + b] + 64 * w;
-            if (fetch)
-                __builtin_prefetch(s->next_k[block + b] + 64 * w, 0, FETCH_LEVEL);
-            VEC_UNROLL
-            for (int r = 0; r < n_row; r++)
-                acc[r * n_block + b] =
-                    query == QUERY_WHOLE
-                        ? vec_score(acc[r * n_block + b], q + r, q + ATTENTION_ROWS + r, unit)
-                        : vec_madd(acc[r * n_block + b], q + r, unit, query == QUERY_ROUNDED);
+    size_t w = 0;
+    for (int b = 0; b < n_block; b++) { /* memory is fetched straight on, one block after another */
+        const uint8_t *next = fetch ? s->next_k[block + b] : s->k[block];
+        for (size_t end = (size_t)(b + 1) * s->word / (size_t)n_block; w < end; w++, q += next_q) {
+            if (fetch) {
+                VEC_UNROLL
+                for (int i = 0; i < n_block; i++)
+                    __builtin_prefetch(next + 64 * i, 0, FETCH_LEVEL);
+                next += 64 * n_block;
+            }
+            score_word(s, acc, w, q, n_row, block, n_block, query);
         }
+        if (query == QUERY_INTEGER && fetch)
+            __builtin_prefetch(s->next_k[block + b] + s->units, 0, FETCH_LEVEL);
     }
     VEC_UNROLL
-    for (int r = 0; r < n_row; r++) {
+    for (int b = 0; b < n_block; b++) {
         VEC_UNROLL
-        for (int b = 0; b < n_block; b++)
-            vec_store(s->work->score + (row + r) * ATTENTION_STEP + (block + b) * KV_BLOCK,
-                      vec_scale(acc[r * n_block + b], s->scale));
+        for (int r = 0; r < n_row; r++) {
+            vec x = acc[r * n_block + b];
+            x = query == QUERY_INTEGER
+                    ? vec_of_integers(x, s->work->unit[row + r], s->k[block + b] + s->units)
+                    : vec_scale(x, s->scale);
+            vec_store(s->work->score + (row + r) * ATTENTION_STEP + (block + b) * KV_BLOCK, x);
+        }
     }
 }
 

@@ -96,6 +96,12 @@ static void scores_rounded(const struct step *s, int row, int end)
     softmax_rows(s, row, end, true);
 }
 
+static void scores_integer(const struct step *s, int row, int end)
+{
+    score_rows(s, row, end, QUERY_INTEGER);
+    softmax_rows(s, row, end, true);
+}
+
 static void values_f32(const struct step *s, int row, int end)
 {
     value_rows(s, row, end, false);
@@ -107,26 +113,31 @@ static void values_bf16(const struct step *s, int row, int end)
 }
 
 /* Words of one row of q; returns how many. */
-static size_t query_words(uint32_t *words, const float *x, size_t d, enum query query)
+static size_t query_words(uint32_t *words, const float *x, size_t d, enum query query, float *unit)
 {
-    if (query == QUERY_ROUNDED)
+    if (query == QUERY_INTEGER)
+        *unit = vec_query_integers(words, x, d);
+    else if (query == QUERY_ROUNDED)
         vec_query_rounded(words, x, d);
     else if (query == QUERY_WHOLE)
         vec_query(words, x, d);
     else
         memcpy(words, x, d * sizeof(*x));
-    return query == QUERY_ROUNDED ? d / 2 : d;
+    return query == QUERY_ROUNDED || query == QUERY_INTEGER ? d / 2 : d;
 }
 
 /* Four rows at a time, in squares of 4 x 4 words. Rows beyond n_row are not read by anybody. */
-static void prepare_queries(const struct attention_tile *t, int n_row, enum query query, uint32_t *q)
+static void prepare_queries(const struct attention_tile *t, int n_row, enum query query, struct work *work)
 {
+    uint32_t *q = work->q;
     _Alignas(16) float row[4][KV_HEAD_DIM_MAX];
     for (int r = 0; r < n_row; r += 4) {
         size_t n = 0;
         for (int i = 0; i < 4; i++) {
             const float *x = attention_query(t, r + i < n_row ? r + i : r);
-            n = query_words((uint32_t *)row[i], x, (size_t)t->kv->head_dim, query);
+            float unit = 0;
+            n = query_words((uint32_t *)row[i], x, (size_t)t->kv->head_dim, query, &unit);
+            work->unit[r + i] = unit * t->scale;
         }
         for (size_t w = 0; w < n; w += 4) {
             __m128 a = _mm_load_ps(row[0] + w), b = _mm_load_ps(row[1] + w);
@@ -145,7 +156,7 @@ static void prepare_queries(const struct attention_tile *t, int n_row, enum quer
  * computed. The first step of a walk has nobody who fetched for it. */
 static void step_locate(struct step *s, const struct attention_tile *t, int k0, int end)
 {
-    size_t bytes = kv_head_bytes(t->kv->type, t->kv->head_dim);
+    const size_t bytes = t->region;
     for (int b = 0; b < STEP_BLOCKS; b++) {
         int key = k0 + b * KV_BLOCK, next = key + ATTENTION_STEP;
         if (key >= end) { /* never multiplied; what is prefetched must point somewhere */
@@ -196,12 +207,15 @@ static enum query query_of(const struct attention_tile *t)
 {
     if (t->kv->type == KV_F32)
         return QUERY_F32;
+    if (t->kv->type == KV_I16)
+        return QUERY_INTEGER;
     return VEC_ROUNDS_QUERY && t->round_q ? QUERY_ROUNDED : QUERY_WHOLE;
 }
 
 static void run_step(struct step *s, const struct attention_tile *t, int k0, int n)
 {
-    static void (*const scores[])(const struct step *, int, int) = {scores_f32, scores_bf16, scores_rounded};
+    static void (*const scores[])(const struct step *, int, int) = {scores_f32, scores_bf16, scores_rounded,
+                                                                    scores_integer};
     bool bf16 = t->kv->type != KV_F32, fp8 = t->kv->type == KV_FP8;
     uint8_t *decoded = (uint8_t *)s->work->q + q_bytes(t->kv);
     if (fp8)
@@ -222,12 +236,14 @@ static void split(const struct attention_tile *t, int begin, int end, void *memo
     struct step s = {
         .word = bf16 ? d / 2 : d,
         .pad = pad,
+        .units = kv_head_bytes(t->kv->type, t->kv->head_dim) - KV_I16_UNITS,
         .scale = fp8 ? t->scale * t->kv->k_scale : t->scale,
         .work = w,
         .m = out->m,
         .acc = out->acc,
     };
-    prepare_queries(t, n_row, query_of(t), w->q);
+    if (begin == t->walk_begin) /* the splits after it find them there */
+        prepare_queries(t, n_row, query_of(t), w);
     for (int r = 0; r < n_row; r++)
         out->m[r] = -INFINITY;
     memset(w->sum, 0, (size_t)n_row * 16 * sizeof(float));

@@ -20,6 +20,7 @@ struct step {
     int first_row;    /* attention_products.h: rows from here to the next register tile prefetch */
     size_t word, pad; /* units of a block of keys; value dimensions with padding */
     float scale;
+    size_t units; /* integer keys: where a block's units begin, in bytes */
     struct work *work;
     float *m, *acc; /* of the part                                             */
 };
@@ -31,6 +32,7 @@ struct work {
     float sum[ATTENTION_ROWS * 16];                 /* (rows, 16): l, in parts                             */
     float top[ATTENTION_ROWS + 16];                 /* (rows): this step's largest score                   */
     float shrink[ATTENTION_ROWS + 16];              /* (rows): what the earlier steps are multiplied with  */
+    float unit[ATTENTION_ROWS];                     /* (rows): integer queries' units, times the scale     */
     _Alignas(64) uint32_t q[]; /* (head_dim, ROWS), so that a tile's words are neighbours; then for FP8 the
                                   decoded blocks */
 };
@@ -40,6 +42,7 @@ enum query {
     QUERY_F32,     /* a word with each lane                                                   */
     QUERY_WHOLE,   /* bf16 keys: two words, which vec_score knows what to do with             */
     QUERY_ROUNDED, /* bf16 keys: one word of two bf16                                         */
+    QUERY_INTEGER, /* integer keys: one word of two integers                                  */
 };
 
 #endif

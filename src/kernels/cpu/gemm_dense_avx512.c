@@ -75,12 +75,52 @@ INLINE void unit_to_floats(const enum weight_type type, const uint8_t *unit, con
     }
 }
 
+/* Few rows of BF16 from memory leave so much room that the window itself runs ahead, and asking takes buffers
+ * that the memory's own prefetcher needs. With more rows that one falls behind; asked for early enough, lines
+ * are in the second cache in time. Those of the last cache come no other way at all. */
+#define SECOND_AHEAD 8192 /* bytes */
+INLINE void ask_ahead(const enum weight_type type, const int P, const int T, bool near, const uint8_t *unit)
+{
+    if (type != WEIGHT_BF16 || near)
+        _mm_prefetch((const char *)unit + PREFETCH_AHEAD, _MM_HINT_T0);
+    else if (T > 2 * P + 2)
+        _mm_prefetch((const char *)unit + SECOND_AHEAD, _MM_HINT_T1);
+}
+
+/* sum (P, T) += unit u of each panel times x. */
+INLINE void bf16_unit(const int P, const int T, const enum weight_type type, bool near, int u,
+                      const struct fp8_table *table, const uint8_t **unit, const uint8_t *const *x,
+                      __m512 *sum)
+{
+    const int n_pair = unit_k(type) / 2;
+    __m512i w[2][2];
+    UNROLL
+    for (int p = 0; p < P; p++) {
+        ask_ahead(type, P, T, near, unit[p]);
+        unit_to_pairs(type, unit[p], table, w[p]);
+        unit[p] += unit_bytes(type);
+    }
+    UNROLL
+    for (int v = 0; v < n_pair; v++) {
+        UNROLL
+        for (int i = 0; i < T; i++) {
+            const uint8_t *pair = x[i] + 4 * (size_t)(u * n_pair + v);
+            __m512bh both = (__m512bh)_mm512_set1_epi32(load_dword(pair)); /* of one or two rows */
+            UNROLL
+            for (int p = 0; p < P; p++) {
+                __m512 *to = &sum[p * T + i];
+                *to = T > 2 ? dot_pair(*to, w[p][v], pair) : _mm512_dpbf16_ps(*to, (__m512bh)w[p][v], both);
+            }
+        }
+    }
+}
+
 INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T, const enum weight_type type)
 {
     struct fp8_table table = {0};
     if (type == WEIGHT_FP8)
         table = fp8_table();
-    const int n_unit = (t->k + unit_k(type) - 1) / unit_k(type), n_pair = unit_k(type) / 2;
+    const int n_unit = (t->k + unit_k(type) - 1) / unit_k(type);
     const uint8_t *unit[2] = {t->panel[0], t->panel[P - 1]}, *x[MAX_SUM];
     __m512 sum[MAX_SUM];
     UNROLL
@@ -89,29 +129,14 @@ INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T, const
     UNROLL
     for (int i = 0; i < T; i++)
         x[i] = t->x[i];
-    for (int u = 0; u < n_unit; u++) {
-        __m512i w[2][2];
+    int u = 0;
+    for (; P * T == 1 && u + 4 <= n_unit; u += 4) { /* the window reaches further without a loop's counting */
         UNROLL
-        for (int p = 0; p < P; p++) {
-            /* From memory, BF16 leaves so much room that the window itself runs ahead, and asking takes
-             * buffers that the memory's own prefetcher needs; lines of the last cache come no other way in
-             * time. */
-            if (type != WEIGHT_BF16 || t->near)
-                _mm_prefetch((const char *)unit[p] + PREFETCH_AHEAD, _MM_HINT_T0);
-            unit_to_pairs(type, unit[p], &table, w[p]);
-            unit[p] += unit_bytes(type);
-        }
-        UNROLL
-        for (int v = 0; v < n_pair; v++) {
-            UNROLL
-            for (int i = 0; i < T; i++) {
-                __m512i xv = _mm512_set1_epi32(load_dword(x[i] + 4 * (size_t)(u * n_pair + v)));
-                UNROLL
-                for (int p = 0; p < P; p++)
-                    sum[p * T + i] = _mm512_dpbf16_ps(sum[p * T + i], (__m512bh)w[p][v], (__m512bh)xv);
-            }
-        }
+        for (int i = 0; i < 4; i++)
+            bf16_unit(P, T, type, t->near, u + i, &table, unit, x, sum);
     }
+    for (; u < n_unit; u++)
+        bf16_unit(P, T, type, t->near, u, &table, unit, x, sum);
     store_sums(t, P, T, sum, 1.0f);
 }
 

@@ -82,63 +82,86 @@ INLINE void add_scaled(const int P, const int T, const uint8_t *const *scale, co
 /* ---- bf16 -------------------------------------------------------------------------------------- */
 
 /* Groups worked on at once. A dot product is a chain of eight vdpbf16ps, so that one chain alone waits for
- * itself; with few rows several groups of a block run side by side, each in the order it always has. */
+ * itself; several groups of a block run side by side, each in the order it always has, as far as registers
+ * last. */
 INLINE int bf16_groups(const int P, const int T)
 {
-    return T == 1 ? 4 / P : T == 2 ? 2 : 1;
+    return T <= 4 ? (P * T == 8 ? 1 : 4 / P) : 2;
 }
 
-/* One row from memory leaves the memory's own prefetcher in peace: asking for lines then costs more than it
- * brings. */
-INLINE void ask_ahead(const int T, bool near, const uint8_t *codes)
+/* A group is eight steps of two k. So many steps before its products one is decoded: with few rows the queues
+ * fill up with products that wait for it. */
+INLINE int bf16_steps_ahead(const int T)
 {
-    if (T > 1 || near)
-        _mm_prefetch((const char *)codes + PREFETCH_AHEAD, _MM_HINT_T0);
+    return T == 1 ? 4 : T == 2 ? 2 : 0;
+}
+#define STEPS       8
+#define STEPS_AHEAD 4 /* at most */
+
+/* Few sums leave memory's own prefetcher in peace, and the window runs ahead: asking for lines then costs
+ * more than it brings. Others ask for every line, scales included: that prefetcher follows misses alone. */
+#define ASK_FROM     4 /* sums */
+#define BLOCKS_AHEAD 4
+
+INLINE void ask_ahead(const int P, const int T, const uint8_t *line)
+{
+    if (P * T >= ASK_FROM)
+        _mm_prefetch((const char *)line + BLOCKS_AHEAD * NVFP4_BLOCK_BYTES, _MM_HINT_T0);
 }
 
-/* dot (G, P, T) += the pairs of G groups from number q of a block on. x_at: byte of the first one's x. */
-INLINE void bf16_dots(const int P, const int T, const int G, bool near, const uint8_t *const *block, int q,
-                      const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *dot)
+/* Step number `step` of G groups from number q of a block on: their codes (G, P), if they begin here, and
+ * weights (G, P). */
+INLINE void bf16_decode(const int P, const int T, const int G, const int step, const uint8_t *const *block,
+                        int q, __m512i lut, __m512i *codes, __m512i *w)
 {
     UNROLL
-    for (int z = 0; z < 2; z++) {
-        __m512i c[4];
-        UNROLL
-        for (int i = 0; i < G * P; i++) {
-            const uint8_t *codes = block[i % P] + 64 + NVFP4_GROUP_BYTES * (q + i / P) + 64 * z;
-            ask_ahead(T, near, codes);
-            c[i] = load_codes(codes);
+    for (int i = 0; i < G * P; i++) {
+        if (step % 4 == 0) {
+            const uint8_t *from = block[i % P] + 64 + NVFP4_GROUP_BYTES * (q + i / P) + 16 * step;
+            ask_ahead(P, T, from);
+            codes[i] = load_codes(from);
         }
+        w[i] = _mm512_permutexvar_epi16(shift_halves(codes[i], 4 * (step % 4)), lut);
+    }
+}
+
+/* dot (G, P, T) += w (G, P) times the pairs of that step. x_at: byte of the first group's x. */
+INLINE void bf16_multiply(const int P, const int T, const int G, const int step, const __m512i *w,
+                          const uint8_t *const *x, size_t x_at, __m512 *dot)
+{
+    UNROLL
+    for (int e = 0; e < G * P; e++) {
         UNROLL
-        for (int j = 0; j < 4; j++) {
-            UNROLL
-            for (int e = 0; e < G; e++) {
-                UNROLL
-                for (int p = 0; p < P; p++) {
-                    __m512i index = shift_halves(c[e * P + p], 4 * j);
-                    __m512bh w = (__m512bh)_mm512_permutexvar_epi16(index, lut);
-                    UNROLL
-                    for (int i = 0; i < T; i++) {
-                        int32_t pair = load_dword(x[i] + x_at + (size_t)(32 * e + 16 * z + 4 * j));
-                        __m512 *d = &dot[(e * P + p) * T + i];
-                        *d = _mm512_dpbf16_ps(*d, w, (__m512bh)_mm512_set1_epi32(pair));
-                    }
-                }
-            }
-            KEEP_ORDER();
-        }
+        for (int i = 0; i < T; i++)
+            dot[e * T + i] = dot_pair(dot[e * T + i], w[e], x[i] + x_at + (size_t)(32 * (e / P) + 4 * step));
+    }
+}
+
+/* dot (G, P, T) += the pairs of G groups from number q of a block on. */
+INLINE void bf16_dots(const int P, const int T, const int G, const uint8_t *const *block, int q,
+                      const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *dot)
+{
+    const int ahead = bf16_steps_ahead(T);
+    __m512i codes[4], w[STEPS_AHEAD + 1][4];
+    UNROLL
+    for (int step = 0; step < STEPS + ahead; step++) {
+        if (step < STEPS)
+            bf16_decode(P, T, G, step, block, q, lut, codes, w[step % (ahead + 1)]);
+        if (step >= ahead)
+            bf16_multiply(P, T, G, step - ahead, w[(step - ahead) % (ahead + 1)], x, x_at, dot);
+        KEEP_ORDER();
     }
 }
 
 /* G groups from number q of a block on: their dot products, then sum += scale * dot, in the order of K. */
-INLINE void bf16_groups_at(const int P, const int T, const int G, bool near, const uint8_t *const *block,
-                           int q, const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *sum)
+INLINE void bf16_groups_at(const int P, const int T, const int G, const uint8_t *const *block, int q,
+                           const uint8_t *const *x, size_t x_at, __m512i lut, __m512 *sum)
 {
     __m512 dot[MAX_SUM];
     UNROLL
     for (int i = 0; i < G * P * T; i++)
         dot[i] = _mm512_setzero_ps();
-    bf16_dots(P, T, G, near, block, q, x, x_at, lut, dot);
+    bf16_dots(P, T, G, block, q, x, x_at, lut, dot);
     UNROLL
     for (int e = 0; e < G; e++) {
         const uint8_t *scale[2] = {block[0] + WEIGHT_PANEL * (q + e), block[P - 1] + WEIGHT_PANEL * (q + e)};
@@ -161,13 +184,17 @@ INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T)
         x[i] = t->x[i];
     int g = 0;
     for (; g + 4 <= n_group; g += 4) {
+        UNROLL
+        for (int p = 0; p < P; p++)
+            ask_ahead(P, T, block[p]);
+        UNROLL
         for (int q = 0; q < 4; q += G)
-            bf16_groups_at(P, T, G, t->near, block, q, x, (size_t)(g + q) * 32, lut, sum);
+            bf16_groups_at(P, T, G, block, q, x, (size_t)(g + q) * 32, lut, sum);
         block[0] += NVFP4_BLOCK_BYTES;
         block[1] += NVFP4_BLOCK_BYTES;
     }
     for (int q = 0; g + q < n_group; q++)
-        bf16_groups_at(P, T, 1, t->near, block, q, x, (size_t)(g + q) * 32, lut, sum);
+        bf16_groups_at(P, T, 1, block, q, x, (size_t)(g + q) * 32, lut, sum);
     store_sums(t, P, T, sum, NVFP4_SCALE_UNIT);
 }
 

@@ -9,8 +9,11 @@
 
 #define CHUNK 64 /* bytes of a row at a time */
 
+/* What is inlined stays in registers: 16 vectors in and 16 out would otherwise go through memory. */
+#define INLINE static inline __attribute__((always_inline))
+
 /* in[row] of 16 dwords to out[column]. */
-static inline void transpose(const __m512i in[16], __m512i out[16])
+INLINE void transpose(const __m512i in[16], __m512i out[16])
 {
     __m512i t[16], r[16];
     for (int i = 0; i < 16; i += 2) {
@@ -35,16 +38,30 @@ static inline void transpose(const __m512i in[16], __m512i out[16])
     }
 }
 
-/* Dword column c of n_row rows to column[c], zeros where there is no row and beyond the row's end. */
-static inline void load_columns(const uint8_t *rows, size_t row_bytes, int n_row, size_t at,
-                                __m512i column[16])
+/* A chunk of rows that end in it, or of fewer than 16: with zeros for what is not there. */
+static __attribute__((noinline)) void pad_chunk(const uint8_t *from, size_t row_bytes, int n_row, size_t left,
+                                                uint8_t chunk[16 * CHUNK])
 {
+    size_t n = left < CHUNK ? left : CHUNK;
+    memset(chunk, 0, 16 * CHUNK);
+    for (int r = 0; r < n_row; r++)
+        memcpy(chunk + r * CHUNK, from + (size_t)r * row_bytes, n);
+}
+
+/* Dword column c of n_row rows to column[c], zeros where there is no row and beyond the row's end. */
+INLINE void load_columns(const uint8_t *rows, size_t row_bytes, int n_row, size_t at, __m512i column[16])
+{
+    _Alignas(64) uint8_t chunk[16 * CHUNK];
+    const uint8_t *from = rows + at;
+    size_t step = row_bytes;
+    if (n_row < 16 || row_bytes - at < CHUNK) {
+        pad_chunk(from, row_bytes, n_row, row_bytes - at, chunk);
+        from = chunk;
+        step = CHUNK;
+    }
     __m512i row[16];
-    size_t left = row_bytes - at;
-    __mmask64 mask = left < CHUNK ? (__mmask64)((UINT64_C(1) << left) - 1) : ~(__mmask64)0;
     for (int r = 0; r < 16; r++)
-        row[r] = r < n_row ? _mm512_maskz_loadu_epi8(mask, rows + (size_t)r * row_bytes + at)
-                           : _mm512_setzero_si512();
+        row[r] = _mm512_loadu_si512(from + (size_t)r * step);
     transpose(row, column);
 }
 
@@ -60,31 +77,35 @@ static inline int columns_left(size_t row_bytes, size_t at)
     return left < 16 ? (int)left : 16;
 }
 
-/* Of each dword, nibbles 0 .. 7 to 0, 2, 4, 6, 1, 3, 5, 7 (Hacker's Delight's unshuffle). */
-static inline __m512i nibbles_deinterleave(__m512i x)
+/* (x ^ x >> by) & mask, and that to both places it came from: fields that are `by` apart change places. */
+INLINE __m512i swap_fields(__m512i x, int by, __m512i mask)
 {
-    __m512i t = _mm512_and_si512(_mm512_xor_si512(x, _mm512_srli_epi32(x, 4)), _mm512_set1_epi32(0x00f000f0));
-    x = _mm512_xor_si512(x, _mm512_xor_si512(t, _mm512_slli_epi32(t, 4)));
-    t = _mm512_and_si512(_mm512_xor_si512(x, _mm512_srli_epi32(x, 8)), _mm512_set1_epi32(0x0000ff00));
-    return _mm512_xor_si512(x, _mm512_xor_si512(t, _mm512_slli_epi32(t, 8)));
+    __m512i t = _mm512_ternarylogic_epi32(x, _mm512_srli_epi32(x, (unsigned)by), mask, 0x28);
+    return _mm512_ternarylogic_epi32(x, t, _mm512_slli_epi32(t, (unsigned)by), 0x96);
 }
 
-/* The scales of four groups from g on: dwords [row] of four bytes to bytes [group][row]. */
-static inline __m512i four_scales(const uint8_t *scales, int n_group, int g, int n_row)
+/* Of each dword, nibbles 0 .. 7 to 0, 2, 4, 6, 1, 3, 5, 7 (Hacker's Delight's unshuffle). */
+INLINE __m512i nibbles_deinterleave(__m512i x)
 {
-    _Alignas(64) uint32_t dword[16] = {0};
+    x = swap_fields(x, 4, _mm512_set1_epi32(0x00f000f0));
+    return swap_fields(x, 8, _mm512_set1_epi32(0x0000ff00));
+}
+
+/* The scales of all groups: dwords [row] of four bytes to bytes [group][row]. */
+static void pack_scales(uint8_t *panel, int n_group, int n_row, const uint8_t *scales)
+{
     _Alignas(64) static const uint8_t to_groups[64] = {
         0,  4,  8,  12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 1,  5,  9,  13, 17, 21,
         25, 29, 33, 37, 41, 45, 49, 53, 57, 61, 2,  6,  10, 14, 18, 22, 26, 30, 34, 38, 42, 46,
         50, 54, 58, 62, 3,  7,  11, 15, 19, 23, 27, 31, 35, 39, 43, 47, 51, 55, 59, 63};
-    const uint8_t *from = scales + g;
-    if (n_group - g >= 4)
-        for (int r = 0; r < n_row; r++)
-            memcpy(&dword[r], from + (size_t)r * (size_t)n_group, 4);
-    else
-        for (int r = 0; r < n_row; r++)
-            memcpy(&dword[r], from + (size_t)r * (size_t)n_group, (size_t)(n_group - g));
-    return _mm512_permutexvar_epi8(_mm512_load_si512(to_groups), _mm512_load_si512(dword));
+    const __m512i groups = _mm512_load_si512(to_groups);
+    __m512i column[16];
+    for (int g = 0; g < n_group; g += CHUNK) {
+        load_columns(scales, (size_t)n_group, n_row, (size_t)g, column);
+        int n = columns_left((size_t)n_group, (size_t)g);
+        for (int i = 0; i < n; i++)
+            store(panel + nvfp4_scale_at(g + 4 * i), _mm512_permutexvar_epi8(groups, column[i]));
+    }
 }
 
 void weight_pack_nvfp4_avx512(uint8_t *panel, int k, int n_row, const uint8_t *rows, const uint8_t *scales)
@@ -92,12 +113,11 @@ void weight_pack_nvfp4_avx512(uint8_t *panel, int k, int n_row, const uint8_t *r
     size_t row_bytes = (size_t)k / 2;
     int n_group = k / 16;
     __m512i column[16];
+    pack_scales(panel, n_group, n_row, scales);
     for (int g = 0; g < n_group; g += 8) {
         load_columns(rows, row_bytes, n_row, (size_t)g * 8, column);
         int n = n_group - g < 8 ? n_group - g : 8;
         for (int i = 0; i < n; i++) {
-            if (i % 4 == 0)
-                store(panel + nvfp4_scale_at(g + i), four_scales(scales, n_group, g + i, n_row));
             store(panel + nvfp4_codes_at(g + i), nibbles_deinterleave(column[2 * i]));
             store(panel + nvfp4_codes_at(g + i) + 64, nibbles_deinterleave(column[2 * i + 1]));
         }

@@ -208,8 +208,16 @@ struct router_case {
     struct cuda_op op;
     struct gpu_matrix m;
     const float *x, *bias; /* one row of x may be zeros, one NaN */
+    float size;            /* of x */
     int n_row, real, E, K;
 };
+
+/* Whether a router that is joined has a norm before it: then a block may have one expert at most, or rows be
+ * longer than a thread's four elements. */
+static bool has_norm(int round)
+{
+    return round % 3 < 2;
+}
 
 /* joined: of one row, as the launch of its experts takes it. */
 static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int round, bool joined)
@@ -217,8 +225,11 @@ static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int ro
     int most = joined ? 1 : round % 8 == 7 ? 300 : round % 4 == 3 ? 70 : 9;
     struct router_case s = {.n_row = checkkern_int(seed, 1, most)};
     const int group = joined ? 1 : 1 + round % 3 * 2;
-    s.E = group * checkkern_int(seed, 2, (round % 6 == 4 && !joined ? 330 : 80) / group);
-    s.K = joined           ? 64 * checkkern_int(seed, 1, 4)
+    const bool is_long = joined && round % 8 == 7, few = joined && has_norm(round) && round % 2 == 0;
+    s.E =
+        group * checkkern_int(seed, 2, is_long || few ? 16 : (round % 6 == 4 && !joined ? 330 : 80) / group);
+    s.K = is_long          ? 64 * checkkern_int(seed, 33, 40)
+          : joined         ? 64 * checkkern_int(seed, 1, 4)
           : round % 8 == 3 ? 32 * checkkern_int(seed, 13, 70)
                            : 16 * checkkern_int(seed, 1, 12);
     int top_k = checkkern_int(seed, 1, s.E < 8 ? s.E : 8), top_group = checkkern_int(seed, 1, group);
@@ -228,15 +239,15 @@ static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int ro
     s.op.count = counted(c, seed, s.n_row, &s.real);
     s.m = gpu_case_matrix(c, seed, plain_type[round % 2], 1, s.E, s.K);
     /* the largest logits are so far apart that most scores are zero */
-    float size = joined && round % 4 == 1 ? 300.0f : 2.0f;
-    float *x = gpu_case_floats(c, seed, (size_t)(s.n_row * s.K), size / sqrtf((float)s.K));
+    s.size = (joined && round % 4 == 1 ? 300.0f : 2.0f) / sqrtf((float)s.K);
+    float *x = gpu_case_floats(c, seed, (size_t)(s.n_row * s.K), s.size);
     for (int k = 0; k < s.K && round % 3 == 0; k++) /* equal logits: the lowest indices win */
         x[k] = 0.0f;
     for (int k = 0; k < s.K && round % 8 == 5; k++) /* no number at all: experts that exist all the same */
         x[(s.real - 1) * s.K + k] = NAN;
     s.x = x;
     s.bias = gpu_case_floats(c, seed, (size_t)s.E, 0.3f);
-    int n_shared = checkkern_int(seed, 0, 3);
+    int n_shared = few ? 0 : checkkern_int(seed, 0, 3);
     size_t n_slot = (size_t)(s.n_row * (top_k + n_shared));
     uint64_t *zero = arena_alloc(c->g->arena, (size_t)s.E, sizeof(*zero));
     memset(zero, 0, (size_t)s.E * sizeof(*zero));
@@ -406,26 +417,87 @@ static bool check_experts(struct gpu_case *c, const struct cuda_moe *joined, con
     return true;
 }
 
-/* One row: the choice against the CPU's, and what its experts give beside a launch of their own. */
+/* A norm whose row the router and the experts take: what it adds up is the router's x, as it was. */
+static struct cuda_op make_norm(struct gpu_case *c, uint64_t *seed, int round, const struct router_case *s)
+{
+    const size_t n = (size_t)s->K;
+    struct cuda_op op = {.kind = CUDA_OP_ADD_NORM, .n_row = 1, .count = s->op.count};
+    struct cuda_add_norm *a = &op.as.add_norm;
+    a->residual = gpu_case_in_out(c, s->x, n * 4);
+    for (int i = 0; i < round / 2 % 3; i++)
+        a->delta[i] = gpu_case_in(c, s->x, n * 4);
+    a->weight = gpu_case_in(c, gpu_case_floats(c, seed, n, s->size), n * 4);
+    a->y = gpu_case_out(c, n * 2);
+    a->y_float = gpu_case_out(c, n * 4);
+    a->n = s->K;
+    a->eps = 1e-5f;
+    return op;
+}
+
+/* The same norm into memory of its own. */
+static struct cuda_op norm_apart(struct gpu_case *c, const struct router_case *s, struct cuda_op op)
+{
+    const size_t n = (size_t)s->K;
+    op.as.add_norm.residual = gpu_case_in_out(c, s->x, n * 4);
+    op.as.add_norm.y = gpu_case_out(c, n * 2);
+    op.as.add_norm.y_float = gpu_case_out(c, n * 4);
+    return op;
+}
+
+static bool check_norm(struct gpu_case *c, const struct cuda_add_norm *joined,
+                       const struct cuda_add_norm *apart)
+{
+    const size_t n = (size_t)joined->n;
+    const void *a[] = {joined->residual, joined->y, joined->y_float},
+               *b[] = {apart->residual, apart->y, apart->y_float};
+    const size_t bytes[] = {n * 4, n * 2, n * 4};
+    for (int i = 0; i < 3; i++)
+        if (!checkkern_case(c->report,
+                            memcmp(gpu_case_result(c, a[i]), gpu_case_result(c, b[i]), bytes[i]) == 0,
+                            "norm of %zu, output %d: other bits than apart from the router", n, i))
+            return false;
+    return true;
+}
+
+static bool chosen_case(struct gpu_case *c, uint64_t *seed, int round)
+{
+    struct router_case s = make_router(c, seed, round, true);
+    struct cuda_moe m = make_experts(c, seed, &s), apart = m;
+    if (!m.gate_scale)
+        return false;
+    struct cuda_op op[5];
+    int n = 0;
+    if (has_norm(round)) {
+        op[1] = make_norm(c, seed, round, &s);
+        op[0] = norm_apart(c, &s, op[1]);
+        s.op.as.router.x = op[1].as.add_norm.y_float;
+        m.x = apart.x = op[1].as.add_norm.y;
+        n = 2;
+    }
+    apart.out = gpu_case_out(c, (size_t)s.K * sizeof(float));
+    /* neighbours are one launch */
+    op[n] = s.op;
+    op[n + 1] = (struct cuda_op){.kind = CUDA_OP_MOE, .n_row = 1, .count = s.op.count, .as.moe = m};
+    op[n + 2] = (struct cuda_op){.kind = CUDA_OP_MOE, .n_row = 1, .count = s.op.count, .as.moe = apart};
+    bool ok = gpu_case_run(c, op, n + 3);
+    if (ok && n > 0) {
+        ok = check_norm(c, &op[1].as.add_norm, &op[0].as.add_norm);
+        s.x = gpu_case_result(c, s.op.as.router.x);
+    }
+    return ok && check_logits(c, &s, gpu_case_result(c, s.op.as.router.logits)) && check_choice(c, &s) &&
+           check_experts(c, &m, &apart);
+}
+
+/* One row: the choice against the CPU's, what its experts give beside a launch of their own, and the norm
+ * before, if there is one, as norms alone are. */
 bool checkkern_cuda_chosen(const struct checkkern_gpu *g, struct checkkern_report *r)
 {
     uint64_t seed = g->seed;
     bool ok = true;
-    for (int i = 0; i < 3 * g->rounds && ok; i++) {
+    for (int i = 0; i < 6 * g->rounds && ok; i++) {
         struct gpu_case c;
         gpu_case_begin(&c, g, r);
-        struct router_case s = make_router(&c, &seed, i, true);
-        struct cuda_moe m = make_experts(&c, &seed, &s), apart = m;
-        ok = m.gate_scale != NULL;
-        if (ok)
-            apart.out = gpu_case_out(&c, (size_t)s.K * sizeof(float));
-        /* neighbours are one launch */
-        const struct cuda_op op[] = {s.op,
-                                     {.kind = CUDA_OP_MOE, .n_row = 1, .count = s.op.count, .as.moe = m},
-                                     {.kind = CUDA_OP_MOE, .n_row = 1, .count = s.op.count, .as.moe = apart}};
-        ok = ok && gpu_case_run(&c, op, 3) &&
-             check_logits(&c, &s, gpu_case_result(&c, s.op.as.router.logits)) && check_choice(&c, &s) &&
-             check_experts(&c, &m, &apart);
+        ok = chosen_case(&c, &seed, i);
         gpu_case_end(&c);
     }
     return ok;

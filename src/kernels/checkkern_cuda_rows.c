@@ -4,7 +4,8 @@
 
 #include "base/mem.h"
 #include "fp4/fp4.h"
-#include "kernels/checkkern_cuda_case.h"
+#include "kernels/checkkern_cuda_packed.h"
+#include "kernels/cuda/cuda_layout.h"
 #include "kernels/ops.h"
 
 #define BF16_ROUNDING   0x1p-8
@@ -210,19 +211,25 @@ struct router_case {
     int n_row, real, E, K;
 };
 
-static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int round)
+/* joined: of one row, as the launch of its experts takes it. */
+static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int round, bool joined)
 {
-    struct router_case s = {.n_row = checkkern_int(seed, 1, round % 8 == 7 ? 300 : round % 4 == 3 ? 70 : 9)};
-    const int group = 1 + round % 3 * 2;
-    s.E = group * checkkern_int(seed, 2, (round % 6 == 4 ? 330 : 80) / group);
-    s.K = round % 8 == 3 ? 32 * checkkern_int(seed, 13, 70) : 16 * checkkern_int(seed, 1, 12);
+    int most = joined ? 1 : round % 8 == 7 ? 300 : round % 4 == 3 ? 70 : 9;
+    struct router_case s = {.n_row = checkkern_int(seed, 1, most)};
+    const int group = joined ? 1 : 1 + round % 3 * 2;
+    s.E = group * checkkern_int(seed, 2, (round % 6 == 4 && !joined ? 330 : 80) / group);
+    s.K = joined           ? 64 * checkkern_int(seed, 1, 4)
+          : round % 8 == 3 ? 32 * checkkern_int(seed, 13, 70)
+                           : 16 * checkkern_int(seed, 1, 12);
     int top_k = checkkern_int(seed, 1, s.E < 8 ? s.E : 8), top_group = checkkern_int(seed, 1, group);
     while (top_k > top_group * (s.E / group))
         top_k--;
     s.op = (struct cuda_op){.kind = CUDA_OP_ROUTER, .n_row = s.n_row};
     s.op.count = counted(c, seed, s.n_row, &s.real);
     s.m = gpu_case_matrix(c, seed, plain_type[round % 2], 1, s.E, s.K);
-    float *x = gpu_case_floats(c, seed, (size_t)(s.n_row * s.K), 2.0f / sqrtf((float)s.K));
+    /* the largest logits are so far apart that most scores are zero */
+    float size = joined && round % 4 == 1 ? 300.0f : 2.0f;
+    float *x = gpu_case_floats(c, seed, (size_t)(s.n_row * s.K), size / sqrtf((float)s.K));
     for (int k = 0; k < s.K && round % 3 == 0; k++) /* equal logits: the lowest indices win */
         x[k] = 0.0f;
     for (int k = 0; k < s.K && round % 8 == 5; k++) /* no number at all: experts that exist all the same */
@@ -333,9 +340,92 @@ bool checkkern_cuda_router(const struct checkkern_gpu *g, struct checkkern_repor
     for (int i = 0; i < 2 * g->rounds && ok; i++) {
         struct gpu_case c;
         gpu_case_begin(&c, g, r);
-        struct router_case s = make_router(&c, &seed, i);
+        struct router_case s = make_router(&c, &seed, i, false);
         ok = gpu_case_run(&c, &s.op, 1) && check_logits(&c, &s, gpu_case_result(&c, s.op.as.router.logits)) &&
              check_choice(&c, &s);
+        gpu_case_end(&c);
+    }
+    return ok;
+}
+
+/* ---- a router in the launch of its experts --------------------------------------------------------- */
+
+#define CHOSEN_INNER 64
+
+/* Random experts for what the router chooses. NULL scales: none could be packed, as the report says. */
+static struct cuda_moe make_experts(struct gpu_case *c, uint64_t *seed, const struct router_case *s)
+{
+    const struct cuda_router *a = &s->op.as.router;
+    size_t H = (size_t)s->K, I = CHOSEN_INNER, E = (size_t)(s->E + a->n_shared), bad;
+    size_t pair = cuda_layout_bytes(2 * I, H), one = cuda_layout_bytes(H, I);
+    uint8_t *pairs = arena_alloc(c->g->arena, E * pair, 1), *downs = arena_alloc(c->g->arena, E * one, 1);
+    for (size_t e = 0; e < E; e++) {
+        struct packed_rows gate = packed_rows_make(c->g->arena, seed, CHOSEN_INNER, s->K),
+                           up = packed_rows_make(c->g->arena, seed, CHOSEN_INNER, s->K),
+                           down = packed_rows_make(c->g->arena, seed, s->K, CHOSEN_INNER);
+        if (!cuda_layout_pack_pair(pairs + e * pair, gate.codes, gate.scales, up.codes, up.scales, I, H,
+                                   &bad) ||
+            !cuda_layout_pack(downs + e * one, down.codes, down.scales, H, I, &bad)) {
+            checkkern_case(c->report, false, "expert %zu, row %zu could not be packed", e, bad);
+            return (struct cuda_moe){0};
+        }
+    }
+    const float *scale = gpu_case_in(c, gpu_case_floats(c, seed, E, 0x1p-8f), E * sizeof(float));
+    return (struct cuda_moe){.gate_up = gpu_case_in(c, pairs, E * pair),
+                             .down = gpu_case_in(c, downs, E * one),
+                             .gate_scale = scale,
+                             .up_scale = scale,
+                             .down_scale = scale,
+                             .x = gpu_case_in(c, packed_x(c->g->arena, seed, s->K), H * 2),
+                             .id = a->expert,
+                             .weight = a->weight,
+                             .out = gpu_case_out(c, H * sizeof(float)),
+                             .n_used = a->top_k + a->n_shared,
+                             .n_expert = (int32_t)E,
+                             .hidden = s->K,
+                             .inner = CHOSEN_INNER,
+                             .n_shared = a->n_shared};
+}
+
+/* The same experts with the same weights, by another kernel it may be: sums in another order, and what is
+ * rounded to bf16 between them. */
+static bool check_experts(struct gpu_case *c, const struct cuda_moe *joined, const struct cuda_moe *apart)
+{
+    const float *a = gpu_case_result(c, joined->out), *b = gpu_case_result(c, apart->out);
+    double size = 0;
+    for (int i = 0; i < joined->hidden; i++)
+        size = fmax(size, fabs((double)b[i]));
+    for (int i = 0; i < joined->hidden; i++) {
+        bool ok = isnan(b[i]) ? isnan(a[i])
+                              : checkkern_near(c->report, (double)a[i], (double)b[i],
+                                               2.0 * BF16_ROUNDING * size + 1e-30);
+        if (!checkkern_case(c->report, ok, "%d of %d experts, element %d: %g, apart from the router %g",
+                            joined->n_used, joined->n_expert, i, (double)a[i], (double)b[i]))
+            return false;
+    }
+    return true;
+}
+
+/* One row: the choice against the CPU's, and what its experts give beside a launch of their own. */
+bool checkkern_cuda_chosen(const struct checkkern_gpu *g, struct checkkern_report *r)
+{
+    uint64_t seed = g->seed;
+    bool ok = true;
+    for (int i = 0; i < 3 * g->rounds && ok; i++) {
+        struct gpu_case c;
+        gpu_case_begin(&c, g, r);
+        struct router_case s = make_router(&c, &seed, i, true);
+        struct cuda_moe m = make_experts(&c, &seed, &s), apart = m;
+        ok = m.gate_scale != NULL;
+        if (ok)
+            apart.out = gpu_case_out(&c, (size_t)s.K * sizeof(float));
+        /* neighbours are one launch */
+        const struct cuda_op op[] = {s.op,
+                                     {.kind = CUDA_OP_MOE, .n_row = 1, .count = s.op.count, .as.moe = m},
+                                     {.kind = CUDA_OP_MOE, .n_row = 1, .count = s.op.count, .as.moe = apart}};
+        ok = ok && gpu_case_run(&c, op, 3) &&
+             check_logits(&c, &s, gpu_case_result(&c, s.op.as.router.logits)) && check_choice(&c, &s) &&
+             check_experts(&c, &m, &apart);
         gpu_case_end(&c);
     }
     return ok;

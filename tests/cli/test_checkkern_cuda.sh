@@ -9,7 +9,7 @@ export NYBBLE_CUDA_PLUGIN=$plugin
 export NYBBLE_SIMT_CAPABILITY=10 NYBBLE_CUBLASLT=$(dirname "$NYBBLE")/libnybble_fake_cublaslt.so
 out=$("$NYBBLE" checkkern --device cuda --rounds "${NYBBLE_GPU_ROUNDS:-3}") || { echo "$out"; exit 1; }
 echo "$out"
-for kernel in linear.nvfp4 linear.rows linear.parts moe.nvfp4 prefill.nvfp4 pack embed norm dense qkv attention router moe.plain swiglu argmax tiles quantize linear.w4a4 moe.w4a4 \
+for kernel in linear.nvfp4 linear.rows linear.parts moe.nvfp4 prefill.nvfp4 pack embed norm dense qkv attention router chosen moe.plain swiglu argmax tiles quantize linear.w4a4 moe.w4a4 \
     allreduce sent gather lanes lost_peer; do
     grep -q "^cuda.$kernel .* ok " <<<"$out" || { echo "no line for $kernel"; exit 1; }
 done

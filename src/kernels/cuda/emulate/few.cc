@@ -5,7 +5,7 @@
 #include <array>
 
 #include "kernels/cuda/cuda_layout.h"
-#include "kernels/cuda/plugin/internal.h"
+#include "kernels/cuda/plugin/operators.h"
 #include "kernels/cuda/plugin/prefill.cuh"
 
 #define THREADS 32
@@ -15,7 +15,7 @@ const char *gpu_linear_start(const struct packed_linear *w, const struct gpu_lim
                              cudaStream_t stream);
 bool gpu_linear_takes(const struct packed_linear *w, const struct gpu_limits *limits);
 const char *gpu_moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
-                          const struct gpu_limits *limits, cudaStream_t stream);
+                          const struct op_place *at);
 bool gpu_moe_takes(const struct packed_moe *w, const struct gpu_limits *limits);
 
 static bool as_on_gpu()
@@ -196,12 +196,12 @@ bool moe_takes(const struct packed_moe *w, const struct gpu_limits *limits)
 }
 
 const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
-                      const struct gpu_limits *limits, cudaStream_t stream)
+                      const struct op_place *at)
 {
     if (as_on_gpu())
-        return gpu_moe_start(w, scratch, limits, stream);
+        return gpu_moe_start(w, scratch, at);
     if (w->n_row < 1 || w->n_row > MOE_SLOTS_MAX || w->n_used < 1 || w->n_used > MOE_SLOTS_MAX / w->n_row)
         return "moe: expected at least one token and at most 512 pairs of a token and an expert";
     const char *why = prefill_check(w);
-    return why ? why : experts(w, scratch->h, stream);
+    return why ? why : experts(w, scratch->h, at->stream);
 }

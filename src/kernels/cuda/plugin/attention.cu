@@ -139,7 +139,7 @@ const char *attention_start(const struct cuda_op *op, const struct op_place *at)
     }
     const struct attention_parts parts = parts_at(a, at->scratch);
     if (a->n_single > 0)
-        why = attention_single_start(a, nullptr, &parts, at->stream);
+        why = attention_single_start(a, nullptr, &parts, at);
     if (!why && a->n_tile > 0)
         why = attention_has_wgmma(&a->kv, at->limits) ? attention_wgmma_start(a, at->stream)
                                                       : attention_tile_start(a, at->stream);
@@ -176,5 +176,5 @@ const char *attention_joined_start(const struct cuda_op *op, const struct op_pla
     const struct attention_parts parts = parts_at(a, at->scratch);
     const char *why = qkv_check(&op[0]);
     why = why ? why : check(a);
-    return why ? why : attention_single_start(a, &op[0].as.qkv, &parts, at->stream);
+    return why ? why : attention_single_start(a, &op[0].as.qkv, &parts, at);
 }

@@ -51,7 +51,7 @@ static inline int attention_part_count(const struct cuda_attention *a)
 
 /* qkv: the operator before, whose work the launch does, too; NULL: it has been done. */
 const char *attention_single_start(const struct cuda_attention *a, const struct cuda_qkv *qkv,
-                                   const struct attention_parts *parts, cudaStream_t stream);
+                                   const struct attention_parts *parts, const struct op_place *at);
 /* The parts to rows of y. */
 const char *attention_merge_start(const struct cuda_attention *a, const struct attention_parts *parts,
                                   cudaStream_t stream);

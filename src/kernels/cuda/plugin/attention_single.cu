@@ -10,6 +10,8 @@
  * ended. All of them but the row's own are those of earlier steps, and no kernel of a step begins before the
  * copies of its input, which wait for all of the step before.
  */
+#include <algorithm>
+
 #include "kernels/cuda/plugin/attention_fresh.cuh"
 #include "kernels/cuda/plugin/attention_walk.cuh"
 #include "kernels/cuda/plugin/cluster.cuh"
@@ -217,12 +219,21 @@ static __global__ void __launch_bounds__(32 * WARPS, (NT == 1 ? 12 : 8) / WARPS)
         put_share<HD, NT, WARPS>(p, s, room, at, n_head);
 }
 
-template <int HD, int TYPE, int NT, int WARPS>
-static const char *start(const single_params &p, int groups, cudaStream_t stream)
+/* The shared memory of a block that has need of `bytes`: where an even share is two blocks an SM, so much
+ * that none has room for three. Those that are free first would take a third, and be the last to end. */
+static size_t even_share(size_t bytes, unsigned blocks, const struct gpu_limits *limits)
 {
-    const size_t bytes = sizeof(single_room<HD, NT, WARPS>);
+    const size_t share = (blocks + (unsigned)limits->n_sm - 1) / (unsigned)limits->n_sm;
+    return share == 2 ? std::max(bytes, limits->shared_bytes / 3 + 1024) : bytes;
+}
+
+template <int HD, int TYPE, int NT, int WARPS>
+static const char *start(const single_params &p, int groups, const struct op_place *at)
+{
     const int blocks = p.takes_parts ? p.n_part : p.cluster;
     const dim3 grid((unsigned)blocks, (unsigned)(p.a.kv.n_kv_head * groups), (unsigned)p.a.n_single);
+    const size_t bytes = even_share(sizeof(single_room<HD, NT, WARPS>), grid.x * grid.y * grid.z, at->limits);
+    const cudaStream_t stream = at->stream;
     const char *why = gpu_why(gpu_allow_shared(single_kernel<HD, TYPE, NT, WARPS>, bytes));
     if (why)
         return why;
@@ -247,7 +258,7 @@ static int cluster_of(int pairs, int warps)
 /* Whole rows; and those that are cut, in a launch of their own unless both want the same blocks. Small heads
  * are rare, and have fewer kernels: each takes nvcc a second. */
 template <int HD, int TYPE, int NT>
-static const char *start_tiles(single_params p, int groups, cudaStream_t stream)
+static const char *start_tiles(single_params p, int groups, const struct op_place *at)
 {
     const int pairs = attention_rows(&p.a) * p.a.kv.n_kv_head * groups;
     const int few = HD == 128 ? WARPS_FEW : WARPS_MANY, warps = pairs <= 128 ? few : WARPS_MANY;
@@ -256,33 +267,33 @@ static const char *start_tiles(single_params p, int groups, cudaStream_t stream)
     p.ahead = p.joined ? 2 : pairs <= 32 ? 4 : 0;
     p.takes_whole = true;
     p.takes_parts = p.n_part > 0 && p.cluster == 1 && warps == WARPS_MANY;
-    why = warps == few ? start<HD, TYPE, NT, few>(p, groups, stream)
-                       : start<HD, TYPE, NT, WARPS_MANY>(p, groups, stream);
+    why = warps == few ? start<HD, TYPE, NT, few>(p, groups, at)
+                       : start<HD, TYPE, NT, WARPS_MANY>(p, groups, at);
     if (why || p.n_part == 0 || p.takes_parts)
         return why;
     p.cluster = 1;
     p.takes_whole = false;
     p.takes_parts = true;
-    return start<HD, TYPE, NT, WARPS_MANY>(p, groups, stream);
+    return start<HD, TYPE, NT, WARPS_MANY>(p, groups, at);
 }
 
-template <int HD, int TYPE> static const char *start_size(const single_params &p, cudaStream_t stream)
+template <int HD, int TYPE> static const char *start_size(const single_params &p, const struct op_place *at)
 {
     const int of_kv = p.a.n_head / p.a.kv.n_kv_head, wide = HD == 128 ? 2 : 1;
-    return of_kv > 8 ? start_tiles<HD, TYPE, wide>(p, (of_kv + 8 * wide - 1) / (8 * wide), stream)
-                     : start_tiles<HD, TYPE, 1>(p, 1, stream);
+    return of_kv > 8 ? start_tiles<HD, TYPE, wide>(p, (of_kv + 8 * wide - 1) / (8 * wide), at)
+                     : start_tiles<HD, TYPE, 1>(p, 1, at);
 }
 
 const char *attention_single_start(const struct cuda_attention *a, const struct cuda_qkv *qkv,
-                                   const struct attention_parts *parts, cudaStream_t stream)
+                                   const struct attention_parts *parts, const struct op_place *at)
 {
     single_params p = {
         *a, *parts, attention_part_count(a), attention_long_from(a), 1, 0, false, false, qkv != nullptr, {}};
     const char *why = nullptr;
     if (qkv)
         p.qkv = *qkv;
-#define CALL(HD, TYPE) start_size<HD, TYPE>(p, stream)
+#define CALL(HD, TYPE) start_size<HD, TYPE>(p, at)
     ATTENTION_SWITCH(why, a->kv, CALL)
 #undef CALL
-    return why || p.n_part == 0 ? why : attention_merge_start(a, parts, stream);
+    return why || p.n_part == 0 ? why : attention_merge_start(a, parts, at->stream);
 }

@@ -72,8 +72,6 @@ const char *linear_start(const struct packed_linear *work, const struct gpu_limi
 bool linear_takes(const struct packed_linear *work, const struct gpu_limits *limits);
 /* Whether the kernel for few rows takes so many pairs, and eight rows fit. */
 bool moe_takes(const struct packed_moe *work, const struct gpu_limits *limits);
-const char *moe_start(const struct packed_moe *work, const struct moe_scratch *scratch,
-                      const struct gpu_limits *limits, cudaStream_t stream);
 /* p with its rows in the device's memory. `first` and n_row are whole tiles, but for the last. */
 const char *pack_start(const struct cuda_pack *p, const uint8_t *codes, const uint8_t *scales,
                        cudaStream_t stream);

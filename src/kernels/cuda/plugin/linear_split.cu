@@ -7,15 +7,7 @@
  * there the parts of a tile are added up and sent to the block of the cluster that adds up the slices, all in
  * order: up to 32 rows a row's sums depend on the shape of the matrix (and on how many SMs the lane has)
  * only, not on the number of rows. */
-#include <algorithm>
-#include <atomic>
-
-#include "kernels/cuda/plugin/cluster.cuh"
-#include "kernels/cuda/plugin/operators.h"
-#include "kernels/cuda/plugin/unit.cuh"
-
-#define CLUSTER_MAX 8 /* blocks, that every GPU takes */
-#define ROWS_MAX    64
+#include "kernels/cuda/plugin/linear_cluster.cuh"
 
 #define AHEAD 4 /* units of a warp that are under way */
 
@@ -74,34 +66,6 @@ static __device__ __forceinline__ void multiply(float (&acc)[NT][4], const split
             mma_bf16(acc[t], e[2 * i], v.x, v.y);
             mma_bf16(acc[t], e[2 * i + 1], v.z, v.w);
         }
-}
-
-/* Four sums of a tile, of a lane's two rows of x and two rows of the matrix. */
-template <bool PAIRS>
-static __device__ __forceinline__ void finish(const split_params &a, int tile, int row, int g,
-                                              const float (&c)[4])
-{
-    if (PAIRS) {
-        const float gate = *a.w.mlp.gate_scale * CUDA_SCALE_BACK, up = *a.w.mlp.up_scale * CUDA_SCALE_BACK;
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (row + i < a.w.n_row)
-                a.w.mlp.h[(size_t)(row + i) * (a.w.n_out / 2) + tile * 8 + g] =
-                    float_bf16(swiglu(c[i] * gate, c[2 + i] * up));
-        return;
-    }
-    const struct packed_part &p = a.w.part[packed_part_of(a.w, tile * 16)];
-    const float scale = *p.scale * CUDA_SCALE_BACK;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int r = row + i % 2, o = tile * 16 + g + i / 2 * 8 - p.first;
-        if (r >= a.w.n_row || o >= p.n_out)
-            continue;
-        float v = c[i] * scale + (p.bias ? p.bias[o] : 0.0f);
-        if (a.w.mlp.weight)
-            v = a.w.mlp.id[r] == 0 ? v * a.w.mlp.weight[r] : 0.0f;
-        p.out[(size_t)r * p.n_out + o] = v;
-    }
 }
 
 /* A warp's next unit to be asked for. */
@@ -198,6 +162,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1) split_kernel(const __grid_
         }
     if (unit > 0 && n > 0)
         put();
+    const sum_scales scales = load_scales<PAIRS>(a.w);
     if (C > 1)
         cluster_sync(); /* nobody needs x any more */
     else
@@ -234,7 +199,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1) split_kernel(const __grid_
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 c[j] += at[(size_t)(s * a.form.came_tiles) * (4 * n4) + 32 * j];
-        finish<PAIRS>(a, tile0 + own * C + rank, 8 * t + (i & 3) * 2, i % 32 / 4, c);
+        finish<PAIRS>(a.w, scales, tile0 + own * C + rank, 8 * t + (i & 3) * 2, i % 32 / 4, c);
     }
 }
 
@@ -260,20 +225,10 @@ static size_t lay_out(struct split_form *f, int nt, int n_tile, int S)
            std::max((size_t)(f->cluster * f->came_tiles) * sums, (size_t)slice * (size_t)nt * 1024);
 }
 
-/* Clusters of this size that run at once. Asking takes longer than a launch, so it is asked once. */
 static int clusters_at_once(int size, const struct gpu_limits *limits)
 {
-    static std::atomic<int> known[64][CLUSTER_MAX + 1]; /* of each GPU; one more than there are */
-    int device = 0;
-    if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= 64)
-        return 0;
-    int n =
-        GPU_IS_EMULATED ? -1 : known[device][size].load() - 1; /* emulated: as many as the lane has SMs for */
-    if (n < 0) {
-        n = gpu_clusters((unsigned)size, split_kernel<4, false>, N_THREAD, 128 << 10, limits->n_sm);
-        known[device][size].store(n + 1);
-    }
-    return std::min(n, limits->n_sm / size);
+    static struct cluster_counts counts;
+    return counts.at_once(size, split_kernel<4, false>, N_THREAD, 128 << 10, limits);
 }
 
 /* For up to 32 rows, or more (nt is 4 or 8 eights of them): numbers below that do not decide about the order

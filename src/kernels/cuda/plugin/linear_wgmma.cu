@@ -9,16 +9,8 @@
  * A block's slice of x lies in panels of 64 k, in the order in which decoded codes lie: chunk 2f has the
  * first pair of k that instruction f multiplies of each block of sixteen, chunk 2f + 1 the second. Weights go
  * from memory straight into registers, several units before they are multiplied. */
-#include <algorithm>
-#include <atomic>
-
-#include "kernels/cuda/plugin/cluster.cuh"
-#include "kernels/cuda/plugin/operators.h"
+#include "kernels/cuda/plugin/linear_cluster.cuh"
 #include "kernels/cuda/plugin/prefill_async.cuh"
-#include "kernels/cuda/plugin/unit.cuh"
-
-#define CLUSTER_MAX 8 /* blocks, that every GPU takes */
-#define ROWS_MAX    64
 
 #define TILES_ONE 20 /* of a block whose five warpgroups have four each */
 #define TILES_TWO 32 /* of four with eight each, where there are registers for it: up to 32 rows */
@@ -143,57 +135,7 @@ static __device__ __forceinline__ void multiply_all(float (&d)[P][4 * NT], wgmma
         products_there(d[p]);
 }
 
-/* ---- sums ------------------------------------------------------------------------------------------- */
-
-/* The parts' scales, or gate's and up's. */
-struct wgmma_scales {
-    float of[CUDA_PARTS_MAX];
-};
-
-template <bool PAIRS> static __device__ __forceinline__ wgmma_scales load_scales(const wgmma_params &a)
-{
-    wgmma_scales s = {};
-#pragma unroll
-    for (int i = 0; i < CUDA_PARTS_MAX; i++) {
-        const float *at = PAIRS            ? (i == 0   ? a.w.mlp.gate_scale
-                                              : i == 1 ? a.w.mlp.up_scale
-                                                       : nullptr)
-                          : i < a.w.n_part ? a.w.part[i].scale
-                                           : nullptr;
-        if (at)
-            s.of[i] = *at * CUDA_SCALE_BACK;
-    }
-    return s;
-}
-
-/* Four sums of a tile, of a lane's two rows of x and two rows of the matrix. */
-template <bool PAIRS>
-static __device__ __forceinline__ void finish(const wgmma_params &a, const wgmma_scales &scales, int tile,
-                                              int row, int g, const float (&c)[4])
-{
-    if (PAIRS) {
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (row + i < a.w.n_row)
-                a.w.mlp.h[(size_t)(row + i) * (a.w.n_out / 2) + tile * 8 + g] =
-                    float_bf16(swiglu(c[i] * scales.of[0], c[2 + i] * scales.of[1]));
-        return;
-    }
-    const int which = packed_part_of(a.w, tile * 16);
-    const struct packed_part &p = a.w.part[which];
-    const float scale = which == 0 ? scales.of[0] : which == 1 ? scales.of[1] : scales.of[2];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int r = row + i % 2, o = tile * 16 + g + i / 2 * 8 - p.first;
-        if (r >= a.w.n_row || o >= p.n_out)
-            continue;
-        float v = c[i] * scale + (p.bias ? p.bias[o] : 0.0f);
-        if (a.w.mlp.weight)
-            v = a.w.mlp.id[r] == 0 ? v * a.w.mlp.weight[r] : 0.0f;
-        p.out[(size_t)r * p.n_out + o] = v;
-    }
-}
-static_assert(CUDA_PARTS_MAX == 3, "scales of parts");
+/* ---- the kernel ------------------------------------------------------------------------------------- */
 
 /* W warpgroups of P fours of tiles; 8 * NT rows of x. */
 template <int NT, int W, int P, bool PAIRS>
@@ -232,7 +174,7 @@ static __global__ void __launch_bounds__(128 * W, 1) wgmma_kernel(const __grid_c
             if (i < units)
                 w[i][p] = wgmma_unit::load(own[p] + i * CUDA_UNIT_BYTES, lane);
     }
-    const wgmma_scales scales = load_scales<PAIRS>(a);
+    const sum_scales scales = load_scales<PAIRS>(a.w);
     for (int i = warp; i < n_own && lane == 0 && !PAIRS; i += 4 * W) {
         const int tile = tile0 + i * C + rank;
         const struct packed_part &part = a.w.part[packed_part_of(a.w, tile * 16)];
@@ -278,7 +220,7 @@ static __global__ void __launch_bounds__(128 * W, 1) wgmma_kernel(const __grid_c
             sum = make_float4(sum.x + one.x, sum.y + one.y, sum.z + one.z, sum.w + one.w);
         }
         const float c[4] = {sum.x, sum.y, sum.z, sum.w};
-        finish<PAIRS>(a, scales, tile0 + mine * C + rank, 8 * t + (i & 3) * 2, i % 32 / 4, c);
+        finish<PAIRS>(a.w, scales, tile0 + mine * C + rank, 8 * t + (i & 3) * 2, i % 32 / 4, c);
     }
 #else
     (void)a;
@@ -310,20 +252,10 @@ static float cost(const struct wgmma_form &f, int S, int nt)
     return std::max(units, bytes) + x + sums + (f.cluster > 1 ? 1000.0f : 0.0f);
 }
 
-/* Clusters of this size that run at once. Asking takes longer than a launch, so it is asked once. */
 static int clusters_at_once(int size, const struct gpu_limits *limits)
 {
-    static std::atomic<int> known[64][CLUSTER_MAX + 1]; /* of each GPU; one more than there are */
-    int device = 0;
-    if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= 64)
-        return 0;
-    int n =
-        GPU_IS_EMULATED ? -1 : known[device][size].load() - 1; /* emulated: as many as the lane has SMs for */
-    if (n < 0) {
-        n = gpu_clusters((unsigned)size, wgmma_kernel<8, 5, 1, false>, 128 * 5, 200 << 10, limits->n_sm);
-        known[device][size].store(n + 1);
-    }
-    return std::min(n, limits->n_sm / size);
+    static struct cluster_counts counts;
+    return counts.at_once(size, wgmma_kernel<8, 5, 1, false>, 128 * 5, 200 << 10, limits);
 }
 
 /* For up to 32 rows, or more (nt is 4 or 8 eights of them): numbers below that do not decide about the order

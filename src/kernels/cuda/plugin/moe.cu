@@ -12,7 +12,7 @@
  * it has seen that all blocks have cleared theirs, which is long past by then. */
 #include <algorithm>
 
-#include "kernels/cuda/plugin/internal.h"
+#include "kernels/cuda/plugin/operators.h"
 #include "kernels/cuda/plugin/stream.cuh"
 
 #define N_PHASE     2
@@ -419,7 +419,7 @@ template <typename Ring> static size_t x_room(const struct packed_moe *w, const 
 
 template <typename Ring>
 static const char *start(const struct packed_moe *w, const struct moe_scratch *scratch, size_t x_bytes,
-                         const struct gpu_limits *limits, cudaStream_t stream)
+                         const struct op_place *at)
 {
     const moe_params a = {*w,
                           *scratch,
@@ -428,11 +428,9 @@ static const char *start(const struct packed_moe *w, const struct moe_scratch *s
                            phase_of(w->down, w->hidden, w->inner, x_bytes)}};
     const size_t bytes = ring_bytes<Ring>() + x_bytes + head_bytes(1);
     const char *why = gpu_why(gpu_allow_shared(moe_kernel<Ring>, bytes));
-    /* Blocks wait for each other: only such a launch promises that all run at once, whatever else is on the
-     * GPU. */
     return why ? why
-               : gpu_why(gpu_launch_together(moe_kernel<Ring>, (unsigned)limits->n_sm, N_THREAD, bytes,
-                                             stream, a));
+               : gpu_why(gpu_launch_meeting(at->alone, moe_kernel<Ring>, (unsigned)at->limits->n_sm, N_THREAD,
+                                            bytes, at->stream, a));
 }
 
 static bool is_in_range(const struct packed_moe *w)
@@ -447,17 +445,17 @@ bool moe_takes(const struct packed_moe *w, const struct gpu_limits *limits)
 }
 
 const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
-                      const struct gpu_limits *limits, cudaStream_t stream)
+                      const struct op_place *at)
 {
     if (!is_in_range(w))
         return "moe: expected at least one token and at most 512 pairs of a token and an expert";
     if (w->n_expert < 1 || w->n_expert > CUDA_EXPERTS_MAX || w->hidden < 64 || w->hidden % 64 ||
         w->inner < 64 || w->inner % 64)
         return "moe: expected 1 to 512 experts, and hidden and inner sizes that are multiples of 64";
-    size_t room = x_room<long_ring>(w, limits);
+    size_t room = x_room<long_ring>(w, at->limits);
     if (room > 0)
-        return start<long_ring>(w, scratch, room, limits, stream);
-    if ((room = x_room<short_ring>(w, limits)) > 0)
-        return start<short_ring>(w, scratch, room, limits, stream);
+        return start<long_ring>(w, scratch, room, at);
+    if ((room = x_room<short_ring>(w, at->limits)) > 0)
+        return start<short_ring>(w, scratch, room, at);
     return "moe: eight rows of this length do not fit in shared memory";
 }

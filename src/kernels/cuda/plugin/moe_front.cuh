@@ -7,7 +7,12 @@
 #include "kernels/cuda/plugin/norm_row.cuh"
 #include "kernels/cuda/plugin/route.cuh"
 
-enum { FRONT_NONE, FRONT_ROUTER, FRONT_NORM /* and router */ };
+enum {
+    FRONT_NONE,
+    FRONT_ROUTER,
+    FRONT_NORM, /* and router */
+    FRONT_SHORT /* the same of short rows, in less code: front_is_short */
+};
 struct moe_front {
     cuda_add_norm norm; /* not looked at without it */
     cuda_router router; /* weights of bf16 or fp32 */
@@ -19,15 +24,15 @@ struct moe_front {
 struct front_room {
     uint32_t key[FRONT_EXPERTS];
     float logit[FRONT_EXPERTS], score[FRONT_EXPERTS], weight[32], sums[ROW_ROOM], more_sums[2][32];
-    int32_t expert[32];
+    int32_t expert[32], scored; /* scores are there */
 };
 
 /* ---- the router ------------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ float4 router_four(const cuda_router &r, int e, int i)
+template <int FRONT> static __device__ __forceinline__ float4 router_four(const cuda_router &r, int e, int i)
 {
     const size_t at = (size_t)e * r.K + i;
-    if (r.w.type == CUDA_F32)
+    if (FRONT != FRONT_SHORT && r.w.type == CUDA_F32)
         return *(const float4 *)((const float *)r.w.data + at);
     const uint2 w = *(const uint2 *)((const uint16_t *)r.w.data + at);
     return make_float4(bf16_low(w.x), bf16_high(w.x), bf16_low(w.y), bf16_high(w.y));
@@ -39,6 +44,12 @@ static inline bool front_takes(const cuda_router *r)
     return (r->w.type == CUDA_BF16 || r->w.type == CUDA_F32) && r->n_group <= 1 && r->top_k >= 1 &&
            r->top_k <= r->n_expert && r->n_expert <= FRONT_EXPERTS && r->n_shared >= 0 &&
            r->top_k + r->n_shared <= 32;
+}
+
+/* Of that a thread has four elements of the row at most, and a block one expert. */
+static inline bool front_is_short(const cuda_router *r, int n_block)
+{
+    return r->w.type == CUDA_BF16 && r->K <= 4 * N_THREAD && r->n_expert <= n_block && r->n_shared == 0;
 }
 
 /* Weights that a thread needs first: of the norm, and of this block's first logit. */
@@ -54,10 +65,12 @@ template <int FRONT> static __device__ __forceinline__ front_weights front_ask(c
     const int mine = 4 * threadIdx.x, n = f.router.K;
     front_weights w = {};
     w.scale = *f.router.w.scale;
-    if (FRONT == FRONT_NORM && mine < n) {
+    if (FRONT >= FRONT_NORM && mine < n) {
         w.norm = norm_four<true>(f.norm.weight, mine, n);
-        w.router = router_four(f.router, min((int)blockIdx.x, f.router.n_expert - 1), mine);
+        w.router = router_four<FRONT>(f.router, min((int)blockIdx.x, f.router.n_expert - 1), mine);
     }
+    if (FRONT == FRONT_SHORT) /* that is all */
+        return w;
     const size_t bytes = (f.router.w.type == CUDA_F32 ? 4 : 2) * (size_t)n,
                  had = FRONT == FRONT_NORM ? (f.router.w.type == CUDA_F32 ? 4 : 2) * 4 * N_THREAD
                                            : 0; /* of the first logit */
@@ -85,7 +98,8 @@ static __device__ __forceinline__ void front_logits(const moe_front &f, const fr
         float logit = 0.0f;
 #pragma unroll 2
         for (int i = mine; i < n; i += 4 * N_THREAD) {
-            const float4 y = __ldcg((const float4 *)(f.router.x + i)), w = router_four(f.router, e, i);
+            const float4 y = __ldcg((const float4 *)(f.router.x + i)),
+                         w = router_four<FRONT_ROUTER>(f.router, e, i);
             logit = fmaf(w.x, y.x, fmaf(w.y, y.y, fmaf(w.z, y.z, fmaf(w.w, y.w, logit))));
         }
         logit = block_sum(logit, room.more_sums[turn]) * scale;
@@ -96,6 +110,7 @@ static __device__ __forceinline__ void front_logits(const moe_front &f, const fr
 
 /* The new residual to row, bf16 of its norm to xs, and this block's logits to words. Returns the factor of
  * the norm. All threads. */
+template <int FRONT>
 static __device__ __forceinline__ float front_norm(const moe_front &f, const front_weights &asked, float *row,
                                                    uint8_t *xs, uint32_t *words, front_room &room)
 {
@@ -105,12 +120,12 @@ static __device__ __forceinline__ float front_norm(const moe_front &f, const fro
     const float scale = asked.scale;
     /* The first logit needs the norm's factor at its end only: its sum is made beside that of the squares. */
     float logit;
-    const float by = row_norm(
+    const float by = row_norm<FRONT == FRONT_SHORT>(
         a, row, room.sums, &logit,
         [&](int i) {
             return i == mine ? asked
-                             : front_weights{norm_four<true>(a.weight, i, n), router_four(f.router, first, i),
-                                             0.0f};
+                             : front_weights{norm_four<true>(a.weight, i, n),
+                                             router_four<FRONT>(f.router, first, i), 0.0f};
         },
         [](float4 v, const front_weights &w, float sum) {
             return fmaf(w.router.x, v.x * w.norm.x,
@@ -121,60 +136,104 @@ static __device__ __forceinline__ float front_norm(const moe_front &f, const fro
         put_float(words + first, logit * by * scale);
     int turn = 0;
 #pragma unroll 1
-    for (int e = blockIdx.x + gridDim.x; e < f.router.n_expert; e += gridDim.x, turn ^= 1) {
+    for (int e = blockIdx.x + gridDim.x; FRONT != FRONT_SHORT && e < f.router.n_expert;
+         e += gridDim.x, turn ^= 1) {
         logit = 0.0f;
 #pragma unroll 1
         for (int i = mine; i < n; i += 4 * N_THREAD) {
             const float4 y = row_y(row, i, by, norm_four<true>(a.weight, i, n)),
-                         w = router_four(f.router, e, i);
+                         w = router_four<FRONT>(f.router, e, i);
             logit = fmaf(w.x, y.x, fmaf(w.y, y.y, fmaf(w.z, y.z, fmaf(w.w, y.w, logit))));
         }
         logit = block_sum(logit, room.more_sums[turn]) * scale; /* whose barrier frees the other sums */
         if (threadIdx.x == 0)
             put_float(words + e, logit);
     }
-    row_stage(a, row, by, asked.norm, xs);
+    row_stage<FRONT == FRONT_SHORT>(a, row, by, asked.norm, xs);
     return by;
+}
+
+/* Whether logits are in the order of scores that are made of them alone: they are numbers, and none is so far
+ * below the largest that its score might be no number of its own. key: sort_key of them, 0 beyond n. */
+#define FRONT_SPREAD 80.0f /* exp(-80) is a normal number */
+template <int V>
+static __device__ __forceinline__ bool front_in_order(const uint32_t (&key)[V], int n, int lane)
+{
+    uint32_t most = 0, least = ~0u;
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+        most = max(most, key[j]);
+        least = lane + 32 * j < n ? min(least, key[j]) : least;
+    }
+    most = warp_largest(most);
+    least = warp_smallest(least);
+    const float largest = sort_number(most), smallest = sort_number(least);
+    return least > 1u && largest - smallest < FRONT_SPREAD; /* false of infinities, too */
+}
+
+/* Scores and keys of room.logit; bias: this lane's, or zeros. Its code is there once, and it takes no
+ * parameters of the kernel by reference, which would be copied to the stack. All lanes of a warp. */
+#define FRONT_LANE (FRONT_EXPERTS / 32) /* experts of a lane */
+static_assert(FRONT_LANE == 4, "what a lane adds is a float4");
+static __device__ __noinline__ void front_scores_of(int n_expert, bool sigmoid, bool softmax_topk,
+                                                    const float *add, front_room &room, float4 bias, int lane)
+{
+    cuda_router r = {};
+    r.n_expert = n_expert;
+    r.sigmoid = sigmoid;
+    r.softmax_topk = softmax_topk;
+    r.bias = add;
+    const float own_bias[FRONT_LANE] = {bias.x, bias.y, bias.z, bias.w};
+    float score[FRONT_LANE];
+    uint32_t key[FRONT_LANE];
+    __syncwarp();
+    route_scores<FRONT_LANE>(r, room.logit, lane, own_bias, score, key);
+#pragma unroll
+    for (int j = 0; j < FRONT_LANE; j++) {
+        room.key[32 * j + lane] = key[j];
+        room.score[32 * j + lane] = score[j];
+    }
+    __syncwarp();
+}
+
+static __device__ __forceinline__ void front_scores(const cuda_router &r, front_room &room, float4 bias,
+                                                    int lane)
+{
+    front_scores_of(r.n_expert, r.sigmoid, r.softmax_topk, r.bias, room, bias, lane);
 }
 
 /* All logits as they come, and the choice: a lane of every warp has one of the experts, those that every row
  * takes behind top_k others, then -1. By the whole block: a choice at a time takes longer than to count, for
- * each expert, those that come before it.
- */
-struct front_choice {
-    int expert;
-    float weight;
-};
-static __device__ __forceinline__ front_choice front_route(const moe_front &f, const uint32_t *words,
-                                                           front_room &room, int warp, int lane)
+ * each expert, those that come before it. Where scores are in the order of the logits the choice does not
+ * wait for them. */
+static __device__ __forceinline__ int front_route(const moe_front &f, const uint32_t *words, front_room &room,
+                                                  int warp, int lane)
 {
     const cuda_router &r = f.router;
     const bool real = OP_COUNT(f.count, 1) > 0;
     const int E = r.n_expert;
     if (warp == 0) {
-        const uint32_t *from[FRONT_EXPERTS / 32];
-        uint32_t v[FRONT_EXPERTS / 32];
-        float bias[FRONT_EXPERTS / 32];
-        route_bias<FRONT_EXPERTS / 32>(r, lane, bias); /* comes while logits are waited for */
+        const uint32_t *from[FRONT_LANE];
+        uint32_t v[FRONT_LANE], key[FRONT_LANE];
+        float bias[FRONT_LANE];
+        route_bias<FRONT_LANE>(r, lane, bias); /* comes while logits are waited for */
 #pragma unroll
-        for (int j = 0; j < FRONT_EXPERTS / 32; j++) {
+        for (int j = 0; j < FRONT_LANE; j++) {
             from[j] = words + min(32 * j + lane, E - 1);
             v[j] = gpu_load_grid(from[j]);
         }
         wait_words(v, from);
 #pragma unroll
-        for (int j = 0; j < FRONT_EXPERTS / 32; j++)
-            if (32 * j + lane < E)
-                room.logit[32 * j + lane] = put_as_float(v[j]);
-        __syncwarp();
-        float score[FRONT_EXPERTS / 32];
-        uint32_t key[FRONT_EXPERTS / 32];
-        route_scores<FRONT_EXPERTS / 32>(r, room.logit, lane, bias, score, key);
-#pragma unroll
-        for (int j = 0; j < FRONT_EXPERTS / 32; j++) {
+        for (int j = 0; j < FRONT_LANE; j++) {
+            const float logit = put_as_float(v[j]);
+            key[j] = 32 * j + lane < E ? sort_key(logit) : 0u;
+            room.logit[32 * j + lane] = logit;
             room.key[32 * j + lane] = key[j];
-            room.score[32 * j + lane] = score[j];
         }
+        const bool ordered = !r.bias && front_in_order(key, E, lane);
+        room.scored = !ordered;
+        if (!ordered)
+            front_scores(r, room, make_float4(bias[0], bias[1], bias[2], bias[3]), lane);
     }
     __syncthreads();
     const int e = threadIdx.x / 4, quarter = threadIdx.x % 4;
@@ -191,39 +250,45 @@ static __device__ __forceinline__ front_choice front_route(const moe_front &f, c
     }
     before += __shfl_xor_sync(ALL_LANES, before, 1);
     before += __shfl_xor_sync(ALL_LANES, before, 2);
-    if (quarter == 0 && before < r.top_k) {
+    if (quarter == 0 && before < r.top_k)
         room.expert[before] = e;
-        room.weight[before] = room.score[e];
-    }
     __syncthreads();
-    const bool has = real && lane < r.top_k, shares = real && !has && lane < route_width(r);
-    const float weight = route_weight(r, lane < r.top_k ? room.weight[lane] : 0.0f, lane);
-    const front_choice c = {has      ? room.expert[lane]
-                            : shares ? r.n_expert + lane - r.top_k
-                                     : -1,
-                            has      ? weight
-                            : shares ? 1.0f
-                                     : 0.0f};
+    const bool has = real && lane < r.top_k;
+    const int expert = has                             ? room.expert[lane]
+                       : real && lane < route_width(r) ? r.n_expert + lane - r.top_k
+                                                       : -1;
     if (has && r.load && warp == 0 && blockIdx.x == 0)
-        atomicAdd((unsigned long long *)&r.load[c.expert], 1ull);
-    return c;
+        atomicAdd((unsigned long long *)&r.load[expert], 1ull);
+    return expert;
+}
+
+/* What the chosen experts count, to room.weight, by one warp. It takes as long as the choice, and only sums
+ * of down need it. All lanes. */
+static __device__ __forceinline__ void front_weigh(const moe_front &f, front_room &room, int expert, int lane)
+{
+    const cuda_router &r = f.router;
+    if (!room.scored)
+        front_scores(r, room, make_float4(0.0f, 0.0f, 0.0f, 0.0f), lane); /* and keys that nobody reads */
+    const bool has = lane < r.top_k && expert >= 0;
+    const float weight = route_weight(r, has ? room.score[expert] : 0.0f, lane);
+    room.weight[lane] = has ? weight : expert >= 0 ? 1.0f : 0.0f;
 }
 
 /* Block 0, when every block has read what precedes: what other operators want of it. */
 template <int FRONT>
 static __device__ __forceinline__ void front_put(const moe_front &f, const float *row, float by,
-                                                 const front_room &room, front_choice c)
+                                                 const front_room &room, int expert)
 {
     const bool real = OP_COUNT(f.count, 1) > 0;
     if ((int)threadIdx.x < route_width(f.router)) {
-        f.router.expert[threadIdx.x] = c.expert;
-        f.router.weight[threadIdx.x] = c.weight;
+        f.router.expert[threadIdx.x] = expert;
+        f.router.weight[threadIdx.x] = room.weight[threadIdx.x];
     }
     if (!real)
         return;
 #pragma unroll 1
     for (int e = threadIdx.x; e < f.router.n_expert; e += N_THREAD)
         f.router.logits[e] = room.logit[e];
-    if (FRONT == FRONT_NORM)
+    if (FRONT >= FRONT_NORM)
         row_put(f.norm, row, by);
 }

@@ -43,12 +43,17 @@ static __device__ __forceinline__ void ask_shared(const packed_moe &w)
     }
 }
 
+/* Units of a chunk: where rows are short, most of what is multiplied fits, and fewer copies and less code are
+ * faster; else slower. */
+#define CHUNK_OF(front) ((front) == FRONT_SHORT ? CHUNK_LONG : CHUNK_UNITS)
+
 /* ---- the kernel ------------------------------------------------------------------------------------ */
 
 template <int FRONT>
 static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params<single_params> all)
 {
     const single_params &a = all.a;
+    constexpr int CHUNK = CHUNK_OF(FRONT);
     DYNAMIC_SHARED(memory);
     SHARED(float[N_WARP][2][32], part);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -56,10 +61,11 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
     const int H = a.w.hidden, I = a.w.inner, n_used = a.w.n_used;
     const int n_logit = FRONT ? (a.front.router.n_expert + 3) / 4 * 4 : 0,
               n_word = n_logit + n_used * (I / 2);
-    uint8_t *rings = memory + RING_BELLS, *xs = rings + N_WARP * a.n_stage * CHUNK_BYTES, *hs = xs + 2 * H;
+    uint8_t *rings = memory + RING_BELLS, *xs = rings + N_WARP * a.n_stage * CHUNK * CUDA_UNIT_BYTES,
+            *hs = xs + 2 * H;
     float *row = (float *)(hs + n_used * (2 * I)); /* of a norm */
-    front_room &room = *(front_room *)(FRONT == FRONT_NORM ? row + H : row);
-    struct ring ring = ring_make(rings, memory, a.n_stage, warp, lane);
+    front_room &room = *(front_room *)(FRONT >= FRONT_NORM ? row + H : row);
+    struct ring ring = ring_make<CHUNK>(rings, memory, a.n_stage, warp, lane);
     struct phase phase[2];
     phase[0] = {a.w.gate_up, (int64_t)(I / 8) * (H / 64) * CUDA_UNIT_BYTES, H / 64, 1, I / 8, 0, 0};
     phase[1] = {a.w.down, (int64_t)(H / 16) * (I / 64) * CUDA_UNIT_BYTES, I / 64, n_used, H / 16, 0, 0};
@@ -69,39 +75,42 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
     front_weights asked = {};
     if (FRONT)
         asked = front_ask<FRONT>(a.front);
-    ask_shared(a.w);
+    if (FRONT != FRONT_SHORT)
+        ask_shared(a.w);
     gpu_wait_before();
     const exchange_now now = exchange_look(a.exchange);
     uint32_t *words = now.words;
     float by = 0.0f;
-    front_choice choice = {-1, 0.0f};
-    if (FRONT == FRONT_NORM)
-        by = front_norm(a.front, asked, row, xs, words, room);
+    if (FRONT >= FRONT_NORM)
+        by = front_norm<FRONT>(a.front, asked, row, xs, words, room);
     else if (FRONT)
         front_logits(a.front, asked, words, room);
-    if (FRONT)
-        choice = front_route(a.front, words, room, warp, lane);
+    struct piece piece = piece_of<CHUNK>(phase, warp, lane); /* while logits come */
+    const int chosen = FRONT ? front_route(a.front, words, room, warp, lane) : -1;
     /* A lane knows one of the experts, in every warp. One that is of none here counts as the first, times
      * nothing. */
-    const int id = lane < n_used ? FRONT ? choice.expert : a.w.id[lane] : -1;
+    const int id = lane < n_used ? FRONT ? chosen : a.w.id[lane] : -1;
     const bool is_here = id >= 0 && id < a.w.n_expert;
     const int expert = is_here ? id : 0;
-    const float weight = is_here ? FRONT ? choice.weight : a.w.weight[lane] : 0.0f;
+    float weight = !FRONT && is_here ? a.w.weight[lane] : 0.0f;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < H / 8 && FRONT != FRONT_NORM; i += N_THREAD)
+    for (int i = threadIdx.x; FRONT < FRONT_NORM && i < H / 8; i += N_THREAD)
         ((uint4 *)xs)[i] = __ldcg((const uint4 *)a.w.x + i);
     const float gate_by = a.w.gate_scale[expert], up_by = a.w.up_scale[expert],
                 down_by = a.w.down_scale[expert]; /* not waited for yet */
-    const struct piece piece = piece_of(phase, expert, warp, lane);
+    piece_choose(phase, piece, expert, lane);
     const uint32_t pieces = __ballot_sync(ALL_LANES, piece.n > 0), first_pieces = (1u << PIECES_MAX) - 1;
     /* Down's weights are asked for when the first of gate and up have come: else those of a block that knows
      * its experts a little later would come behind all of down's, and every block waits for its h. */
     ring.todo = pieces & first_pieces;
-    ring_fill(ring, piece, lane);
+    ring_fill<CHUNK>(ring, piece, lane);
     ring.todo |= pieces & ~first_pieces;
     gpu_let_next();
     exchange_clear(now);
-    __syncthreads();
+    if (FRONT && warp == N_WARP - 1)
+        front_weigh(a.front, room, chosen, lane);
+    if (FRONT < FRONT_NORM) /* else x has been there since the choice */
+        __syncthreads();
     const float gate_scale = gate_by * CUDA_SCALE_BACK, up_scale = up_by * CUDA_SCALE_BACK,
                 down_scale = down_by * CUDA_SCALE_BACK;
 
@@ -114,15 +123,17 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
         p.lo = f ? phase[1].lo : phase[0].lo;
         p.hi = f ? phase[1].hi : phase[0].hi;
         if (f) {
-            ring_fill(ring, piece, lane); /* a warp may have had none of gate and up */
+            ring_fill<CHUNK>(ring, piece, lane); /* a warp may have had none of gate and up */
             take_rows(hs, (const uint4 *)(words + n_logit), (n_word - n_logit) / 4);
             __syncthreads();
+            if (FRONT)
+                weight = is_here ? room.weight[lane] : 0.0f;
             if (FRONT && blockIdx.x == 0) /* every block has h, so it has read the residual */
-                front_put<FRONT>(a.front, row, by, room, choice);
+                front_put<FRONT>(a.front, row, by, room, chosen);
             if (blockIdx.x == 0 && threadIdx.x == 0)
                 exchange_pass(a.exchange, now, n_word);
         }
-        run_phase(
+        run_phase<CHUNK>(
             p, piece, f ? pieces & ~first_pieces : pieces & first_pieces, ring, part, warp, lane,
             [&](int slot) { return f ? hs + slot * (2 * I) : xs; },
             [&](int slot, struct sums c) {
@@ -152,7 +163,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
 static size_t room_bytes(const struct packed_moe *w, int front)
 {
     return RING_BELLS + 2 * ((size_t)w->hidden + (size_t)w->n_used * (size_t)w->inner) +
-           (front == FRONT_NORM ? (size_t)w->hidden * sizeof(float) : 0) + (front ? sizeof(front_room) : 0);
+           (front >= FRONT_NORM ? (size_t)w->hidden * sizeof(float) : 0) + (front ? sizeof(front_room) : 0);
 }
 
 /* Stages of the rings that fit beside the rest; 0: not even two. */
@@ -160,7 +171,8 @@ static int stages(const struct packed_moe *w, int front, const struct gpu_limits
 {
     const size_t own = 8192; /* what the kernel has of its own */
     for (int n = STAGES_MAX; n >= 2; n--)
-        if ((size_t)(N_WARP * n) * CHUNK_BYTES + room_bytes(w, front) + own <= limits->shared_bytes)
+        if ((size_t)(N_WARP * n * CHUNK_OF(front)) * CUDA_UNIT_BYTES + room_bytes(w, front) + own <=
+            limits->shared_bytes)
             return n;
     return 0;
 }
@@ -193,14 +205,19 @@ bool moe_single_takes(const struct packed_moe *w, const struct gpu_limits *limit
     return takes(w, FRONT_NONE, limits);
 }
 
+static int grid_of(const struct packed_moe *w, const struct gpu_limits *limits)
+{
+    return std::min(limits->n_sm, w->n_used * (w->inner / 8)); /* all have some */
+}
+
 template <int FRONT> static const char *start(single_params *a, const struct op_place *at)
 {
     const struct packed_moe *w = &a->w;
     a->exchange = {at->barrier + OP_SINGLE, at->barrier + OP_SINGLE_H, OP_SINGLE_WORDS};
     a->n_stage = stages(w, FRONT, at->limits);
-    const size_t bytes = (size_t)(N_WARP * a->n_stage) * CHUNK_BYTES + room_bytes(w, FRONT);
-    const int tiles = w->n_used * (w->inner / 8),
-              grid = std::min(at->limits->n_sm, tiles); /* all have some */
+    const size_t bytes =
+        (size_t)(N_WARP * a->n_stage * CHUNK_OF(FRONT)) * CUDA_UNIT_BYTES + room_bytes(w, FRONT);
+    const int grid = grid_of(w, at->limits);
     const char *why = gpu_why(gpu_allow_shared(single_kernel<FRONT>, bytes));
     return why ? why
                : gpu_why(gpu_launch_meeting(at->alone, single_kernel<FRONT>, (unsigned)grid, N_THREAD, bytes,
@@ -257,5 +274,7 @@ const char *moe_joined_start(const struct cuda_op *op, const struct packed_moe *
         return start<FRONT_ROUTER>(&a, at);
     }
     a.front = {op[0].as.add_norm, op[1].as.router, op[1].count};
-    return start<FRONT_NORM>(&a, at);
+    const bool is_short =
+        front_is_short(&a.front.router, grid_of(w, at->limits)) && stages(w, FRONT_SHORT, at->limits) > 0;
+    return is_short ? start<FRONT_SHORT>(&a, at) : start<FRONT_NORM>(&a, at);
 }

@@ -1,6 +1,8 @@
 /* Residual addition and RMSNorm: a block a row. */
 #include "kernels/cuda/plugin/norm.cuh"
 
+#define EARLY_ROWS 64
+
 /* All that an element needs is asked for before anything is written. */
 template <bool ALIGNED>
 static __global__ void __launch_bounds__(1024)
@@ -11,8 +13,16 @@ static __global__ void __launch_bounds__(1024)
     const int t = blockIdx.x, n = a.n, mine = 4 * threadIdx.x;
     const float4 first_weight =
         mine < n ? norm_four<ALIGNED>(a.weight, mine, n) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    gpu_wait_few(n_row);
-    if (t >= OP_COUNT(count, n_row))
+    const int n_real = OP_COUNT(count, n_row);
+    if (!a.row && mine < n && threadIdx.x % 8 == 0)
+        gpu_prefetch(a.residual + (size_t)t * n + mine);
+    /* A product behind it, of up to so many rows, has its weights under way before they are there. A router,
+     * which takes unrounded rows, does not gain by it. */
+    if (n_row == 1 || (n_row <= EARLY_ROWS && !a.y_float))
+        gpu_let_next();
+    gpu_wait_before();
+    gpu_let_next();
+    if (t >= n_real)
         return;
     const size_t from = (size_t)(a.row ? a.row[t] : t) * n, to = (size_t)t * n;
     float *row = (float *)memory, sum = 0.0f;

@@ -33,33 +33,35 @@ static __device__ __forceinline__ float4 row_new(const cuda_add_norm &a, const r
 
 /* The new residual to `row`; returns the factor of the norm: the bits of norm.cu, whose threads are twice as
  * many where rows are long. other: the sum over all elements of what add(four, what ask(i) asked for, sum so
- * far) makes of them. All threads; `room` is ROW_ROOM floats of shared memory. */
+ * far) makes of them. SHORT: a thread has four elements at most. All threads; `room` is ROW_ROOM floats of
+ * shared memory. */
 #define ROW_ROOM (3 * N_WARP)
-template <typename Ask, typename Add>
+template <bool SHORT, typename Ask, typename Add>
 static __device__ __forceinline__ float row_norm(const cuda_add_norm &a, float *row, float *room,
                                                  float *other, Ask ask, Add add)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float sum[2] = {0.0f, 0.0f}, more = 0.0f;
+    const int rounds = SHORT ? 1 : 2; /* of elements, side by side */
 #pragma unroll 1
-    for (int base = 4 * threadIdx.x; base < a.n; base += 8 * N_THREAD) {
+    for (int base = 4 * threadIdx.x; base < a.n; base = SHORT ? a.n : base + 8 * N_THREAD) {
         row_parts part[2]; /* all of both is asked for before any is waited for */
         decltype(ask(0)) beside[2];
 #pragma unroll
-        for (int odd = 0; odd < 2; odd++)
+        for (int odd = 0; odd < rounds; odd++)
             if (base + odd * 4 * N_THREAD < a.n) {
                 part[odd] = row_ask(a, base + odd * 4 * N_THREAD);
                 beside[odd] = ask(base + odd * 4 * N_THREAD);
             }
 #pragma unroll
-        for (int odd = 0; odd < 2; odd++)
+        for (int odd = 0; odd < rounds; odd++)
             if (base + odd * 4 * N_THREAD < a.n) {
                 const float4 v = row_new(a, part[odd]);
                 sum[odd] = norm_keep(row, base + odd * 4 * N_THREAD, v, sum[odd]);
                 more = add(v, beside[odd], more);
             }
     }
-    const int n = a.n > 4 * N_THREAD ? 2 * N_WARP : N_WARP;
+    const int n = !SHORT && a.n > 4 * N_THREAD ? 2 * N_WARP : N_WARP;
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) { /* three of warp_sum, side by side */
         sum[0] += __shfl_xor_sync(ALL_LANES, sum[0], d);
@@ -85,13 +87,15 @@ static __device__ __forceinline__ float row_norm(const cuda_add_norm &a, float *
 }
 
 /* Its bf16 to xs. first_weight: this thread's first four. */
+template <bool SHORT>
 static __device__ __forceinline__ void row_stage(const cuda_add_norm &a, const float *row, float by,
                                                  float4 first_weight, uint8_t *xs)
 {
     const int mine = 4 * threadIdx.x;
 #pragma unroll 1
-    for (int i = mine; i < a.n; i += 4 * N_THREAD) {
-        const float4 y = row_y(row, i, by, i == mine ? first_weight : norm_four<true>(a.weight, i, a.n));
+    for (int i = mine; i < a.n; i = SHORT ? a.n : i + 4 * N_THREAD) {
+        const float4 y =
+            row_y(row, i, by, SHORT || i == mine ? first_weight : norm_four<true>(a.weight, i, a.n));
         *(uint2 *)(xs + 2 * i) = make_uint2(float_bf16_pair(y.x, y.y), float_bf16_pair(y.z, y.w));
     }
 }

@@ -45,6 +45,8 @@ const char *qkv_check(const struct cuda_op *op); /* NULL, or why qkv_start would
 const char *router_start(const struct cuda_op *op, const struct op_place *at);
 const char *moe_plain_start(const struct cuda_op *op, const struct op_place *at);
 size_t moe_plain_scratch(const struct cuda_op *op);
+const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
+                      const struct op_place *at);
 const char *linear_op_start(const struct cuda_op *op, const struct op_place *at);
 size_t linear_op_scratch(const struct cuda_op *op);
 /* Whether the kernels for many rows of packed weights will take it. */

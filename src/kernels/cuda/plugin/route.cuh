@@ -191,6 +191,12 @@ static __device__ __forceinline__ uint32_t sort_key(float v)
     return v != v ? 1u : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
+/* The number of a key that is not 0 or 1. */
+static __device__ __forceinline__ float sort_number(uint32_t key)
+{
+    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
 /* What is added to a lane's scores for the choice, if anything is. */
 template <int V>
 static __device__ __forceinline__ void route_bias(const cuda_router &a, int lane, float (&bias)[V])

@@ -32,6 +32,7 @@ static __device__ __forceinline__ void params_fetch(const params<T> &p, volatile
 /* ---- dealing work ---------------------------------------------------------------------------------- */
 
 #define N_PHASE    2
+#define CHUNK_LONG 6  /* units of a chunk, in place of CHUNK_UNITS: fewer copies, and half the code */
 #define PIECES_MAX 16 /* of a warp in one phase; a lane knows one */
 
 /* A phase of this block: tiles of 16 rows, of which each has n_pass times n_unit units, dealt evenly to the
@@ -51,9 +52,11 @@ static __device__ __forceinline__ void deal(struct phase &p, int all)
     p.hi = (int)((unsigned)all * (blockIdx.x + 1) / gridDim.x);
 }
 
-static __device__ __forceinline__ int warp_first(const struct phase &p, int warp)
+/* In pairs of units where chunks are multiplied so, if runs have such. */
+template <int CHUNK> static __device__ __forceinline__ int warp_first(const struct phase &p, int warp)
 {
-    return (int)((unsigned)((p.hi - p.lo) * p.n_pass * p.n_unit * warp) / N_WARP);
+    const int at = (int)((unsigned)((p.hi - p.lo) * p.n_pass * p.n_unit * warp) / N_WARP);
+    return CHUNK < CHUNK_LONG || warp == N_WARP || p.n_unit % 2 ? at : at & ~1;
 }
 
 /* Units that lie side by side, of one tile's sum in one matrix; n may be 0. */
@@ -62,20 +65,20 @@ struct piece {
     int n, tile, slot, k;
 };
 
-/* This lane's: number lane % PIECES_MAX of phase lane / PIECES_MAX. `expert`: of a lane's slot. All lanes. */
-static __device__ __forceinline__ struct piece piece_of(const struct phase (&phase)[N_PHASE], int expert,
-                                                        int warp, int lane)
+/* This lane's: number lane % PIECES_MAX of phase lane / PIECES_MAX, as if its expert were the first. */
+template <int CHUNK>
+static __device__ __forceinline__ struct piece piece_of(const struct phase (&phase)[N_PHASE], int warp,
+                                                        int lane)
 {
     const bool second = lane >= PIECES_MAX;
     struct phase p;
     p.weight = second ? phase[1].weight : phase[0].weight;
-    p.matrix_bytes = second ? phase[1].matrix_bytes : phase[0].matrix_bytes;
     p.n_unit = second ? phase[1].n_unit : phase[0].n_unit;
     p.n_pass = second ? phase[1].n_pass : phase[0].n_pass;
     p.n_tile = second ? phase[1].n_tile : phase[0].n_tile;
     p.lo = second ? phase[1].lo : phase[0].lo;
     p.hi = second ? phase[1].hi : phase[0].hi;
-    const int first = warp_first(p, warp), end = warp_first(p, warp + 1);
+    const int first = warp_first<CHUNK>(p, warp), end = warp_first<CHUNK>(p, warp + 1);
     const int run = first / p.n_unit + lane % PIECES_MAX, at = max(first, run * p.n_unit),
               tile = run / p.n_pass;
     struct piece s;
@@ -88,15 +91,22 @@ static __device__ __forceinline__ struct piece piece_of(const struct phase (&pha
         s.slot = s.tile / p.n_tile;
         in_matrix -= s.slot * p.n_tile;
     }
-    const int64_t e = __shfl_sync(ALL_LANES, expert, s.slot & 31);
-    s.from = p.weight + e * p.matrix_bytes + ((int64_t)in_matrix * p.n_unit + s.k) * CUDA_UNIT_BYTES;
+    s.from = p.weight + ((int64_t)in_matrix * p.n_unit + s.k) * CUDA_UNIT_BYTES;
     return s;
+}
+
+/* Of the expert that it is of: a lane knows a slot's. All lanes. */
+static __device__ __forceinline__ void piece_choose(const struct phase (&phase)[N_PHASE], struct piece &s,
+                                                    int expert, int lane)
+{
+    const int64_t bytes = lane >= PIECES_MAX ? phase[1].matrix_bytes : phase[0].matrix_bytes;
+    s.from += __shfl_sync(ALL_LANES, expert, s.slot & 31) * bytes;
 }
 
 /* ---- a warp's ring --------------------------------------------------------------------------------- */
 
 struct ring {
-    uint8_t *data; /* [n_stage][CHUNK_BYTES], this warp's */
+    uint8_t *data; /* [n_stage] chunks, this warp's */
     uint32_t bell; /* [n_stage] */
     int n_stage, put, taken, ahead;
     uint32_t parity;
@@ -109,11 +119,12 @@ struct ring {
 /* A phase of a bell is one lane's arrival and the bytes of its copy. A place is copied to again only after
  * __syncwarp behind the last read of it. bells: RING_BELLS bytes of the block. All lanes. */
 #define RING_BELLS (8 * N_WARP * STAGES_MAX)
+template <int CHUNK>
 static __device__ __forceinline__ struct ring ring_make(uint8_t *memory, uint8_t *bells, int n_stage,
                                                         int warp, int lane)
 {
     struct ring r = {};
-    r.data = memory + warp * n_stage * CHUNK_BYTES;
+    r.data = memory + warp * n_stage * CHUNK * CUDA_UNIT_BYTES;
     r.bell = shared_offset(bells) + 8 * warp * STAGES_MAX;
     r.n_stage = n_stage;
     if (lane < n_stage)
@@ -129,6 +140,7 @@ static __device__ __forceinline__ const uint8_t *lane_pointer(const uint8_t *p, 
 }
 
 /* All lanes. */
+template <int CHUNK>
 static __device__ __forceinline__ void ring_fill(struct ring &r, const struct piece &piece, int lane)
 {
 #pragma unroll 1
@@ -141,10 +153,10 @@ static __device__ __forceinline__ void ring_fill(struct ring &r, const struct pi
             r.from = lane_pointer(piece.from, next);
             r.left = __shfl_sync(ALL_LANES, piece.n, next);
         }
-        const int n = min(CHUNK_UNITS, r.left);
+        const int n = min(CHUNK, r.left);
         if (lane == 0) { /* one copy: instructions of all lanes are what a warp has too few of */
             bell_expect(r.bell + 8 * r.put, (uint32_t)n * CUDA_UNIT_BYTES);
-            copy_in_run_once(shared_offset(r.data + r.put * CHUNK_BYTES), r.from,
+            copy_in_run_once(shared_offset(r.data + r.put * CHUNK * CUDA_UNIT_BYTES), r.from,
                              (uint32_t)n * CUDA_UNIT_BYTES, r.bell + 8 * r.put);
         }
         r.from += n * CUDA_UNIT_BYTES;
@@ -161,15 +173,43 @@ struct sums {
     float low, high;
 };
 
+/* c + d += a chunk, or the `left` units that there are of it. */
+template <int CHUNK>
+static __device__ __forceinline__ void multiply_chunk(float (&c)[1][4], float (&d)[1][4], const uint8_t *unit,
+                                                      const uint8_t *x, int left, int lane)
+{
+    if (CHUNK == CHUNK_LONG) {
+        const int n = min(left, CHUNK);
+#pragma unroll 1
+        for (int i = 2; i <= n; i += 2) {
+            multiply_unit<1>(c, unit, x, 0, lane);
+            multiply_unit<1>(d, unit + CUDA_UNIT_BYTES, x + 128, 0, lane);
+            unit += 2 * CUDA_UNIT_BYTES;
+            x += 2 * 128;
+        }
+        if (n % 2)
+            multiply_unit<1>(c, unit, x, 0, lane);
+    } else if (left >= CHUNK) {
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++)
+            multiply_unit<1>(i % 2 ? d : c, unit + i * CUDA_UNIT_BYTES, x + 128 * i, 0, lane);
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < left; i++)
+            multiply_unit<1>(c, unit + i * CUDA_UNIT_BYTES, x + 128 * i, 0, lane);
+    }
+}
+
 /* Every tile of the block: done(tile, sums), by one whole warp. x_of(slot): the row that its weights
  * multiply; scaled(slot, c): what the sum c over its matrix adds. pieces: this phase's, by lane. part:
  * [N_WARP][2][32]. Begins after the staging; a barrier is in it. */
-template <typename Row, typename Scaled, typename Done>
+template <int CHUNK, typename Row, typename Scaled, typename Done>
 static __device__ __forceinline__ void run_phase(const struct phase &p, const struct piece &piece,
                                                  uint32_t pieces, struct ring &ring, float (*part)[2][32],
                                                  int warp, int lane, Row x_of, Scaled scaled, Done done)
 {
-    const int whole_tile = p.n_pass * p.n_unit, first = warp_first(p, warp), end = warp_first(p, warp + 1);
+    const int whole_tile = p.n_pass * p.n_unit, first = warp_first<CHUNK>(p, warp),
+              end = warp_first<CHUNK>(p, warp + 1);
     int tile = p.lo + first / whole_tile, next_tile = (tile - p.lo + 1) * whole_tile, at = first;
     bool begun = next_tile - whole_tile == first; /* this warp has the present tile from its first unit on */
     struct sums sum = {0.0f, 0.0f};
@@ -181,26 +221,18 @@ static __device__ __forceinline__ void run_phase(const struct phase &p, const st
         const uint8_t *x = x_of(slot) + 32 * (lane & 3) + 128 * k;
         float c[1][4] = {}, d[1][4] = {}; /* two sums: products of one wait for each other */
 #pragma unroll 1
-        for (int left = n; left > 0; left -= CHUNK_UNITS) {
+        for (int left = n; left > 0; left -= CHUNK) {
             bell_wait(ring.bell + 8 * ring.taken, ring.parity);
-            const uint8_t *unit = ring.data + ring.taken * CHUNK_BYTES;
-            if (left >= CHUNK_UNITS) {
-#pragma unroll
-                for (int i = 0; i < CHUNK_UNITS; i++)
-                    multiply_unit<1>(i % 2 ? d : c, unit + i * CUDA_UNIT_BYTES, x + 128 * i, 0, lane);
-            } else {
-#pragma unroll 1
-                for (int i = 0; i < left; i++)
-                    multiply_unit<1>(c, unit + i * CUDA_UNIT_BYTES, x + 128 * i, 0, lane);
-            }
-            x += 128 * CHUNK_UNITS;
+            const uint8_t *unit = ring.data + ring.taken * CHUNK * CUDA_UNIT_BYTES;
+            multiply_chunk<CHUNK>(c, d, unit, x, left, lane);
+            x += 128 * CHUNK;
             __syncwarp(); /* all lanes have read the chunk: its place may be written */
             if (++ring.taken == ring.n_stage) {
                 ring.taken = 0;
                 ring.parity ^= 1;
             }
             ring.ahead--;
-            ring_fill(ring, piece, lane);
+            ring_fill<CHUNK>(ring, piece, lane);
         }
         const struct sums one = scaled(slot, {c[0][0] + d[0][0], c[0][2] + d[0][2]});
         sum.low += one.low;
@@ -224,15 +256,21 @@ static __device__ __forceinline__ void run_phase(const struct phase &p, const st
     if (tail && begun) { /* the first part of a tile: add the others in their order */
         /* whose, worked out by all lanes at once: what one lane works out for one warp after the other takes
          * longer than a tile's product */
-        const bool has = lane < N_WARP && lane > warp && warp_first(p, lane) < next_tile &&
-                         warp_first(p, lane + 1) > warp_first(p, lane);
+        const bool has = lane < N_WARP && lane > warp && warp_first<CHUNK>(p, lane) < next_tile &&
+                         warp_first<CHUNK>(p, lane + 1) > warp_first<CHUNK>(p, lane);
         const uint32_t those = __ballot_sync(ALL_LANES, has);
+        struct sums more[N_WARP]; /* none waits for another */
 #pragma unroll
-        for (int v = 1; v < N_WARP; v++)
-            if (those >> v & 1) {
-                sum.low += part[v][0][lane];
-                sum.high += part[v][1][lane];
-            }
+        for (int v = 1; v < N_WARP; v++) {
+            const bool counts = those >> v & 1;
+            more[v].low = counts ? part[v][0][lane] : 0.0f;
+            more[v].high = counts ? part[v][1][lane] : 0.0f;
+        }
+#pragma unroll
+        for (int v = 1; v < N_WARP; v++) {
+            sum.low += more[v].low;
+            sum.high += more[v].high;
+        }
         done(tile, sum);
     }
 }

@@ -141,7 +141,7 @@ static const char *moe_start_either(const struct cuda_op *op, const struct op_pl
         return mlp_start(&w, mlp, s.h, at);
     if (w.each)
         s.y = (float *)w.each;
-    return moe_start(&w, &s, at->limits, at->stream);
+    return moe_start(&w, &s, at);
 }
 
 /* In the order of enum cuda_op_kind. */

@@ -1,0 +1,87 @@
+/* What the packed products share that share out K over the blocks of a cluster: how many clusters run at
+ * once, and what becomes of finished sums. */
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "kernels/cuda/plugin/cluster.cuh"
+#include "kernels/cuda/plugin/operators.h"
+#include "kernels/cuda/plugin/unit.cuh"
+
+#define CLUSTER_MAX 8 /* blocks, that every GPU takes */
+#define ROWS_MAX    64
+
+/* ---- finished sums ---------------------------------------------------------------------------------- */
+
+/* The parts' scales, or gate's and up's. */
+struct sum_scales {
+    float of[CUDA_PARTS_MAX];
+};
+
+template <bool PAIRS> static __device__ __forceinline__ sum_scales load_scales(const struct packed_linear &w)
+{
+    sum_scales s = {};
+#pragma unroll
+    for (int i = 0; i < CUDA_PARTS_MAX; i++) {
+        const float *at = PAIRS          ? (i == 0   ? w.mlp.gate_scale
+                                            : i == 1 ? w.mlp.up_scale
+                                                     : nullptr)
+                          : i < w.n_part ? w.part[i].scale
+                                         : nullptr;
+        if (at)
+            s.of[i] = *at * CUDA_SCALE_BACK;
+    }
+    return s;
+}
+
+/* Four sums of a tile, of a lane's two rows of x and two rows of the matrix. */
+template <bool PAIRS>
+static __device__ __forceinline__ void finish(const struct packed_linear &w, const sum_scales &scales,
+                                              int tile, int row, int g, const float (&c)[4])
+{
+    if (PAIRS) {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (row + i < w.n_row)
+                w.mlp.h[(size_t)(row + i) * (w.n_out / 2) + tile * 8 + g] =
+                    float_bf16(swiglu(c[i] * scales.of[0], c[2 + i] * scales.of[1]));
+        return;
+    }
+    const int which = packed_part_of(w, tile * 16);
+    const struct packed_part &p = w.part[which];
+    const float scale = which == 0 ? scales.of[0] : which == 1 ? scales.of[1] : scales.of[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int r = row + i % 2, o = tile * 16 + g + i / 2 * 8 - p.first;
+        if (r >= w.n_row || o >= p.n_out)
+            continue;
+        float v = c[i] * scale + (p.bias ? p.bias[o] : 0.0f);
+        if (w.mlp.weight)
+            v = w.mlp.id[r] == 0 ? v * w.mlp.weight[r] : 0.0f;
+        p.out[(size_t)r * p.n_out + o] = v;
+    }
+}
+static_assert(CUDA_PARTS_MAX == 3, "scales of parts");
+
+/* ---- clusters --------------------------------------------------------------------------------------- */
+
+/* Clusters of one kernel's blocks that run at once, of each GPU and size; one more than there are. Asking
+ * takes longer than a launch, so it is asked once. */
+struct cluster_counts {
+    std::atomic<int> known[64][CLUSTER_MAX + 1];
+    template <typename... P>
+    int at_once(int size, void (*kernel)(P...), int threads, size_t shared, const struct gpu_limits *limits)
+    {
+        int device = 0;
+        if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= 64)
+            return 0;
+        /* emulated: as many as the lane has SMs for */
+        int n = GPU_IS_EMULATED ? -1 : known[device][size].load() - 1;
+        if (n < 0) {
+            n = gpu_clusters((unsigned)size, kernel, threads, shared, limits->n_sm);
+            known[device][size].store(n + 1);
+        }
+        return std::min(n, limits->n_sm / size);
+    }
+};

@@ -9,7 +9,8 @@
 #include "base/clock.h"
 #include "base/pool_state.h"
 
-/* A caller who waits for longer than this asks whether it waits for somebody without a core. */
+/* A caller who waits for longer than this asks whether it waits for somebody without a core, and again after
+ * twice the time. That others leave meanwhile is no reason to ask. */
 #define PATIENCE_NS 100000
 
 void pool_sleep(atomic_uint *word, unsigned expected)
@@ -170,7 +171,7 @@ static struct worker *find_stuck(const struct pool *p, uint64_t begin)
 static void sleep_for_workers(struct pool *p, struct pool_account *a)
 {
     note_suspects(p);
-    uint64_t begin = clock_ns(), patience = PATIENCE_NS;
+    uint64_t begin = clock_ns(), ask = begin + PATIENCE_NS;
     struct worker *guest = NULL; /* has our core until it has left */
     atomic_store(&p->caller_sleeps, true);
     for (;;) {
@@ -181,12 +182,12 @@ static void sleep_for_workers(struct pool *p, struct pool_account *a)
             pool_place_home(p, guest);
             guest = NULL;
         }
-        if (guest || !p->worker_at) {
-            pool_sleep(&p->left, left);
+        const bool may_ask = p->worker_at && !guest;
+        pool_sleep_until(&p->left, left, may_ask ? ask : POOL_FOREVER);
+        const uint64_t now = clock_ns();
+        if (!may_ask || now < ask) /* somebody left */
             continue;
-        }
-        pool_sleep_until(&p->left, left, clock_ns() + patience);
-        patience *= 2;
+        ask = now + PATIENCE_NS + (now - begin);
         guest = find_stuck(p, begin);
         if (guest)
             pool_place_pin(guest, sched_getcpu());

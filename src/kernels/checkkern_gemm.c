@@ -378,7 +378,7 @@ static bool check_row_counts(const struct gemm_case *whole, struct checkkern_rep
 
 bool checkkern_gemm_rows(const struct checkkern_env *env, struct checkkern_report *r)
 {
-    enum { M = 70, N = 40, K = 48 };
+    enum { M = 70, N = 40, K = 112 }; /* a block of four groups of NVFP4, and three more */
     uint64_t seed = env->seed + 5;
     for (int i = 0; i < 2 * WEIGHT_TYPE_COUNT * COMPUTE_COUNT && !r->failed; i++) {
         struct gemm_case c = {.env = env, .m = M, .ldy = N, .gated = i % 2};

@@ -67,8 +67,8 @@ static void put_bf16_value(uint8_t *vd, size_t pad, size_t j, const float *v, si
     }
 }
 
-/* In double, where no key's squares are too large or too small. */
-static double norm_of(const float *x, size_t d)
+/* In double, where no row's squares are too large or too small. */
+double kv_norm(const float *x, size_t d)
 {
     double sum[KV_HEAD_DIM_STEP] = {0}, all = 0;
     for (size_t i = 0; i < d; i += KV_HEAD_DIM_STEP)
@@ -82,8 +82,8 @@ static double norm_of(const float *x, size_t d)
 /* A key that holds an infinity or a NaN has a unit of NaN. */
 static void put_i16_key(uint8_t *kd, uint8_t *units, size_t j, const float *k, size_t d)
 {
-    const double norm = norm_of(k, d);
-    const bool finite = isfinite(norm), some = finite && norm > 1e-30;
+    const double norm = kv_norm(k, d);
+    const bool finite = isfinite(norm), some = finite && norm > KV_I16_LEAST;
     const float unit = some ? (float)(norm / KV_I16_NORM) : finite ? 0.0f : NAN;
     const float inverse = some ? (float)(KV_I16_NORM / norm) : 0.0f;
     for (size_t i = 0; i < d; i += 2) {

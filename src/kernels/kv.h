@@ -23,10 +23,12 @@
 #define KV_HEAD_DIM_MAX  1024
 #define KV_HEAD_DIM_STEP 8                          /* a head has a multiple of this many dimensions */
 #define KV_I16_NORM      32766                      /* below 2^15, and what rounding adds */
+#define KV_I16_LEAST     1e-30                      /* a row with a lesser norm is zeros */
 #define KV_I16_UNITS     (KV_BLOCK * sizeof(float)) /* bytes at the end of a region */
 
 int kv_pad(enum kv_type type, int head_dim);           /* value dimensions with padding       */
 size_t kv_head_bytes(enum kv_type type, int head_dim); /* one head's keys, or values, a block */
+double kv_norm(const float *x, size_t d);              /* of a row of a head                  */
 const char *kv_type_name(enum kv_type type);
 
 /* One token's key and value of one head, (head_dim) each, rounded to the cache's type. */

@@ -134,8 +134,10 @@ static float vec_query_integers(uint32_t *words, const float *x, size_t d)
         __m512 v = _mm512_maskz_loadu_ps(i + 16 > d ? last : 0xffff, x + i);
         square = _mm512_fmadd_ps(v, v, square);
     }
-    const float norm = sqrtf(_mm512_reduce_add_ps(square));
-    const float inverse = norm > 0 && norm < INFINITY ? KV_I16_NORM / norm : 0;
+    float norm = sqrtf(_mm512_reduce_add_ps(square));
+    if (!(norm > 1e-15f && norm < INFINITY)) /* its squares may be too small or too large for floats */
+        norm = (float)kv_norm(x, d);
+    const float inverse = norm > (float)KV_I16_LEAST && norm < INFINITY ? KV_I16_NORM / norm : 0;
     for (size_t i = 0; i < d; i += 16) {
         const __mmask16 here = i + 16 > d ? last : 0xffff;
         __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(here, x + i), _mm512_set1_ps(inverse));

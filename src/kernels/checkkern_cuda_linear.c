@@ -101,6 +101,9 @@ bool checkkern_cuda_linear(const struct checkkern_gpu *g, struct checkkern_repor
     ok = ok && linear_case(g, &seed, 8, 40, 12288, r) && linear_case(g, &seed, 1, 40, 10944, r);
     /* One row of so long rows that a warp has more of them than it asks for at once. */
     ok = ok && linear_case(g, &seed, 1, 250, 4096, r) && linear_case(g, &seed, 1, 120, 12288, r);
+    /* One row whose weights are all asked for at once: tiles of one and of several units a warp. */
+    ok = ok && linear_case(g, &seed, 1, 250, 1088, r) && linear_case(g, &seed, 1, 120, 1536, r) &&
+         linear_case(g, &seed, 1, 4300, 1088, r);
     ok = ok && linear_case(g, &seed, 3, 24, 10944, r) && linear_case(g, &seed, 32, 24, 18432, r);
     /* Enough weights for the kernel by wgmma, which has the first two on GPUs of few SMs too, as emulated
      * ones are; on a large GPU the last is two tiles a warp. */

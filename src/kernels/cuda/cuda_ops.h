@@ -133,8 +133,9 @@ struct cuda_tile {
  * what the grids cover, and n_split * CUDA_SPLIT_KEYS keys what the rows of `single` see at most; real counts
  * lie in memory.
  *
- * More than CUDA_JOINED_ABOVE rows that are all of `single` are one launch with the cuda_qkv in front of
- * it where that makes what they take; then q is not written.
+ * One row whose heads are normed (of the commonest sizes), or more than CUDA_JOINED_ABOVE rows, that are all
+ * of `single` are one launch with the cuda_qkv in front of it where that makes what they take; then q is not
+ * written.
  */
 #define CUDA_JOINED_ABOVE 8
 struct cuda_attention {

@@ -153,9 +153,9 @@ static bool are_neighbours(const struct cuda_op *op)
            !op[1].back;
 }
 
-/* Every row is one of `single`, and what the first operator makes of it is what the second takes. Up to 8
- * rows two launches are as fast, or 1 % faster: what each begins with goes on beside the end of the one
- * before. */
+/* Every row is one of `single`, and what the first operator makes of it is what the second takes. One row may
+ * have a kernel of its own (attention_one.cu); else up to 8 rows two launches are as fast, or 1 % faster: what
+ * each begins with goes on beside the end of the one before. */
 bool attention_joined_takes(const struct cuda_op *op, int n_op)
 {
     if (n_op < 2 || op[0].kind != CUDA_OP_QKV || op[1].kind != CUDA_OP_ATTENTION || !are_neighbours(op))
@@ -163,9 +163,9 @@ bool attention_joined_takes(const struct cuda_op *op, int n_op)
     const struct cuda_qkv *q = &op[0].as.qkv;
     const struct cuda_attention *a = &op[1].as.attention;
     const uintptr_t rows = (uintptr_t)q->q | (uintptr_t)q->k | (uintptr_t)q->v;
-    return op[0].n_row > CUDA_JOINED_ABOVE && op[0].n_row == a->n_single && a->n_tile == 0 && !q->q_float &&
-           !a->q_float && q->q_out == a->q && q->pos == a->pos && q->n_head == a->n_head &&
-           q->kv.k == a->kv.k && q->kv.v == a->kv.v && q->kv.scale == a->kv.scale &&
+    return (op[0].n_row > CUDA_JOINED_ABOVE || attention_one_takes(q, a)) && op[0].n_row == a->n_single &&
+           a->n_tile == 0 && !q->q_float && !a->q_float && q->q_out == a->q && q->pos == a->pos &&
+           q->n_head == a->n_head && q->kv.k == a->kv.k && q->kv.v == a->kv.v && q->kv.scale == a->kv.scale &&
            q->kv.type == a->kv.type && q->kv.n_kv_head == a->kv.n_kv_head &&
            q->kv.head_dim == a->kv.head_dim && attention_has_mma(&a->kv) && rows % 16 == 0;
 }
@@ -176,5 +176,9 @@ const char *attention_joined_start(const struct cuda_op *op, const struct op_pla
     const struct attention_parts parts = parts_at(a, at->scratch);
     const char *why = qkv_check(&op[0]);
     why = why ? why : check(a);
-    return why ? why : attention_single_start(a, &op[0].as.qkv, &parts, at);
+    if (why)
+        return why;
+    if (attention_one_takes(&op[0].as.qkv, a))
+        return attention_one_start(&op[0].as.qkv, a, at);
+    return attention_single_start(a, &op[0].as.qkv, &parts, at);
 }

@@ -52,6 +52,10 @@ static inline int attention_part_count(const struct cuda_attention *a)
 /* qkv: the operator before, whose work the launch does, too; NULL: it has been done. */
 const char *attention_single_start(const struct cuda_attention *a, const struct cuda_qkv *qkv,
                                    const struct attention_parts *parts, const struct op_place *at);
+/* The same of one row that is whole, with the operator before. */
+bool attention_one_takes(const struct cuda_qkv *q, const struct cuda_attention *a);
+const char *attention_one_start(const struct cuda_qkv *q, const struct cuda_attention *a,
+                                const struct op_place *at);
 /* The parts to rows of y. */
 const char *attention_merge_start(const struct cuda_attention *a, const struct attention_parts *parts,
                                   cudaStream_t stream);

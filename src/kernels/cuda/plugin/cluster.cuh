@@ -18,6 +18,12 @@ static inline cudaError_t gpu_launch_clusters(unsigned n, void (*kernel)(P...), 
     return gpu_launch_as(both, 2, kernel, grid, block, shared, stream, std::forward<A>(args)...);
 }
 
+/* Before a launch in clusters of more than eight. */
+template <typename K> static inline cudaError_t gpu_allow_large_clusters(K kernel)
+{
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}
+
 /* How many clusters of n such blocks run at once, on a GPU of n_sm; 0: none. */
 template <typename... P>
 static inline int gpu_clusters(unsigned n, void (*kernel)(P...), dim3 block, size_t shared, int)
@@ -101,6 +107,10 @@ static inline cudaError_t gpu_launch_clusters(unsigned n, void (*kernel)(P...), 
         return cudaSuccess;
     return simt::launch(__PRETTY_FUNCTION__, grid, block, shared, n, stream,
                         simt::bind(kernel, std::forward<A>(args)...));
+}
+template <typename K> static inline cudaError_t gpu_allow_large_clusters(K)
+{
+    return cudaSuccess;
 }
 template <typename... P> static inline int gpu_clusters(unsigned n, void (*)(P...), dim3, size_t, int n_sm)
 {

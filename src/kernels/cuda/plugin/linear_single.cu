@@ -8,70 +8,7 @@
  * - Weights go from memory straight into registers, AHEAD units before they are used, the first of them
  *   before what precedes has ended: weights do not change. The others are on their way into the L2 by then.
  *   Some are expanded by then, too. */
-#include <algorithm>
-
-#include "kernels/cuda/plugin/operators.h"
-#include "kernels/cuda/plugin/single.cuh"
-
-#define TILE_FLOATS (N_WARP * 16 + 16) /* parts of a tile; the last 16 only keep banks apart */
-
-struct single_params {
-    struct packed_linear w;
-    int n_tile, n_more; /* of a block; blocks that have one more */
-};
-
-/* ---- weights --------------------------------------------------------------------------------------- */
-
-#define TURN_BYTES (N_WARP * CUDA_UNIT_BYTES) /* from a warp's unit to its next */
-
-struct unit_words {
-    uint4 code;
-    uint32_t scales;
-};
-
-/* Lane by lane: codes and scales of the warp's first unit. */
-struct unit_place {
-    const uint8_t *code, *scale;
-};
-
-/* On by so many. The compiler would rather work out each place anew than keep it. */
-static __device__ __forceinline__ void move(unit_place &at, int turns)
-{
-    at.code += turns * TURN_BYTES;
-    at.scale += turns * TURN_BYTES;
-#ifdef __CUDACC__
-    asm volatile("" : "+l"(at.code), "+l"(at.scale));
-#endif
-}
-
-static __device__ __forceinline__ unit_words load_unit(const unit_place &at, int turn)
-{
-    return {__ldcs((const uint4 *)(at.code + turn * TURN_BYTES)),
-            __ldcs((const uint16_t *)(at.scale + turn * TURN_BYTES))};
-}
-
-/* The unit as the matrix instruction's first operands. */
-struct unit_expanded {
-    uint32_t e[4][4];
-};
-
-static __device__ __forceinline__ unit_expanded expand_unit(const unit_words &w, uint32_t sixteen)
-{
-    unit_expanded u;
-    expand_unit(u.e, w.code, w.scales, sixteen);
-    return u;
-}
-
-/* c + d += unit * x: two sums, as products of one wait for each other. */
-static __device__ __forceinline__ void multiply(float (&c)[4], float (&d)[4], const unit_expanded &u,
-                                                const uint8_t *x)
-{
-    const uint4 low = *(const uint4 *)x, high = *(const uint4 *)(x + 16);
-    mma_bf16(c, u.e[0], low.x, low.y);
-    mma_bf16(d, u.e[1], low.z, low.w);
-    mma_bf16(c, u.e[2], high.x, high.y);
-    mma_bf16(d, u.e[3], high.z, high.w);
-}
+#include "kernels/cuda/plugin/linear_row.cuh"
 
 /* A warp's part of a tile, and on to the next. */
 static __device__ __forceinline__ void tile_end(float (&c)[4], float (&d)[4], float *&to, int lane)
@@ -86,41 +23,16 @@ static __device__ __forceinline__ void tile_end(float (&c)[4], float (&d)[4], fl
         c[i] = d[i] = 0.0f;
 }
 
-/* ---- sums ------------------------------------------------------------------------------------------ */
-
-/* Of N_WARP numbers, step floats apart. */
-static __device__ __forceinline__ float sum_of_warps(const float *v, int step)
-{
-    float sum[4] = {v[0], v[step], v[2 * step], v[3 * step]};
-#pragma unroll
-    for (int i = 4; i < N_WARP; i++)
-        sum[i % 4] += v[i * step];
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-/* What one output needs besides its sum. */
-struct output {
-    float *to; /* NULL: there is none */
-    float scale, bias;
-};
-
-static __device__ __forceinline__ output output_of(const packed_linear &w, int row)
-{
-    const int which = packed_part_of(w, row / 16 * 16);
-    const packed_part &p = w.part[which];
-    const int out = row - p.first;
-    if (out >= p.n_out)
-        return {nullptr, 0.0f, 0.0f};
-    return {p.out + out, *p.scale * CUDA_SCALE_BACK, p.bias ? p.bias[out] : 0.0f};
-}
-
 /* The block's tiles from row lo on. by: what all sums are multiplied with; first: of this thread's first
- * output. All threads. */
+ * output, which is its only one where PLAIN. All threads. */
+template <bool PLAIN>
 static __device__ __forceinline__ void finish(const packed_linear &w, const float *part, int lo, int n_tile,
                                               float by, const output &first)
 {
+    if (PLAIN)
+        output_put(first, part, threadIdx.x);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < 16 * n_tile; i += N_THREAD) {
+    for (int i = threadIdx.x; !PLAIN && i < 16 * n_tile; i += N_THREAD) {
         const output o = i == (int)threadIdx.x ? first : output_of(w, lo + i);
         if (o.to)
             *o.to = sum_of_warps(part + i / 16 * TILE_FLOATS + i % 16, 16) * (o.scale * by) + o.bias;
@@ -140,12 +52,10 @@ static __device__ __forceinline__ void finish_pairs(const packed_mlp &m, const f
 
 /* ---- the kernel ------------------------------------------------------------------------------------ */
 
-/* Threads whose registers a block leaves to one of another kernel, which may run before or behind it on its
- * SM; where weights are many, those are better used for them. */
-#define SPARED(early) ((early) > 0 ? 7 * 32 : 0)
-
-/* AHEAD: of a warp's units, and EARLY of them are expanded before x is there, too. */
-template <int AHEAD, int EARLY>
+/* AHEAD: of a warp's units, and EARLY of them are expanded before x is there, too. PLAIN: not half of an MLP,
+ * and a thread has one output at most; it takes less code, and so few registers that the norm before it,
+ * which is one block, leaves room for one of these. */
+template <int AHEAD, int EARLY, bool PLAIN>
 static __global__ void __launch_bounds__(N_THREAD + SPARED(EARLY), 1)
     linear_single_kernel(const params<single_params> all)
 {
@@ -161,6 +71,17 @@ static __global__ void __launch_bounds__(N_THREAD + SPARED(EARLY), 1)
     uint8_t *xs = memory;
     float *part = (float *)(xs + 2 * K);
 
+    /* Scales before weights, behind which a block that begins late would wait for them. */
+    const packed_mlp &m = a.w.mlp;
+    const bool pairs = !PLAIN && m.h != nullptr;
+    output first_out = {nullptr, 0.0f, 0.0f};
+    float gate = 0.0f, up = 0.0f, by = 1.0f;
+    if (pairs) {
+        gate = *m.gate_scale * CUDA_SCALE_BACK;
+        up = *m.up_scale * CUDA_SCALE_BACK;
+    } else if ((int)threadIdx.x < 16 * n_tile) {
+        first_out = output_of(a.w, lo * 16 + threadIdx.x);
+    }
     const uint8_t *first = a.w.weight + (int64_t)lo * n_unit * CUDA_UNIT_BYTES;
     const uint8_t *own = first + warp * CUDA_UNIT_BYTES;
     unit_place at = {own + 16 * lane, scales_at(own, lane)};
@@ -172,16 +93,6 @@ static __global__ void __launch_bounds__(N_THREAD + SPARED(EARLY), 1)
             w[i] = load_unit(at, i);
     if (threadIdx.x == 0 && n > AHEAD)
         gpu_prefetch_bulk(first + AHEAD * TURN_BYTES, n_tile * n_unit * CUDA_UNIT_BYTES - AHEAD * TURN_BYTES);
-    const packed_mlp &m = a.w.mlp;
-    const bool pairs = m.h != nullptr;
-    output first_out = {nullptr, 0.0f, 0.0f};
-    float gate = 0.0f, up = 0.0f, by = 1.0f;
-    if (pairs) {
-        gate = *m.gate_scale * CUDA_SCALE_BACK;
-        up = *m.up_scale * CUDA_SCALE_BACK;
-    } else if ((int)threadIdx.x < 16 * n_tile) {
-        first_out = output_of(a.w, lo * 16 + threadIdx.x);
-    }
     const uint32_t sixteen = 16 * gridDim.y; /* grids here are lines */
     unit_expanded early[EARLY > 0 ? EARLY : 1];
 #pragma unroll
@@ -189,7 +100,7 @@ static __global__ void __launch_bounds__(N_THREAD + SPARED(EARLY), 1)
         early[i] = expand_unit(w[i], sixteen);
     gpu_wait_before();
 
-    if (m.weight) /* this half of an MLP counts for a row of the id 0 */
+    if (!PLAIN && m.weight) /* this half of an MLP counts for a row of the id 0 */
         by = *m.id == 0 ? *m.weight : 0.0f;
 #pragma unroll 2
     for (unsigned i = threadIdx.x; i < (unsigned)K / 8; i += N_THREAD)
@@ -224,34 +135,23 @@ static __global__ void __launch_bounds__(N_THREAD + SPARED(EARLY), 1)
     if (pairs)
         finish_pairs(m, part, lo * 16, n_tile, gate, up);
     else
-        finish(a.w, part, lo * 16, n_tile, by, first_out);
+        finish<PLAIN>(a.w, part, lo * 16, n_tile, by, first_out);
 }
 
 /* ---- which ----------------------------------------------------------------------------------------- */
-
-static int tiles_of_block(const struct packed_linear *w, const struct gpu_limits *limits)
-{
-    const int n_tile = (w->n_out + 15) / 16, grid = std::min(limits->n_sm, n_tile);
-    return (n_tile + grid - 1) / grid;
-}
-
-static size_t room_bytes(const struct packed_linear *w, const struct gpu_limits *limits)
-{
-    return 2 * (size_t)w->K + (size_t)tiles_of_block(w, limits) * TILE_FLOATS * sizeof(float);
-}
 
 bool linear_single_takes(const struct packed_linear *w, const struct gpu_limits *limits)
 {
     const size_t own = 1024; /* what the kernel has of its own */
     return w->n_row == 1 && w->n_out >= 1 && w->K >= 64 && w->K % 64 == 0 &&
-           room_bytes(w, limits) + own <= limits->shared_bytes;
+           row_room_bytes(w, limits) + own <= limits->shared_bytes;
 }
 
-template <int AHEAD, int EARLY>
+template <int AHEAD, int EARLY, bool PLAIN>
 static const char *start(const struct packed_linear *w, const struct op_place *at)
 {
-    const auto kernel = linear_single_kernel<AHEAD, EARLY>;
-    const size_t bytes = room_bytes(w, at->limits);
+    const auto kernel = linear_single_kernel<AHEAD, EARLY, PLAIN>;
+    const size_t bytes = row_room_bytes(w, at->limits);
     const int n_tile = (w->n_out + 15) / 16, grid = std::min(at->limits->n_sm, n_tile);
     const char *why = gpu_why(gpu_allow_shared(kernel, bytes));
     return why ? why
@@ -261,6 +161,10 @@ static const char *start(const struct packed_linear *w, const struct op_place *a
 
 const char *linear_single_start(const struct packed_linear *w, const struct op_place *at)
 {
-    const int units = (tiles_of_block(w, at->limits) * (w->K / 64) + N_WARP - 1) / N_WARP; /* of a warp */
-    return units <= 4 ? start<4, 2>(w, at) : units <= 6 ? start<6, 2>(w, at) : start<8, 0>(w, at);
+    if (linear_few_takes(w, at->limits))
+        return linear_few_start(w, at);
+    const bool plain = !is_half(w) && 16 * tiles_of_block(w, at->limits) <= N_THREAD;
+    return plain                                       ? start<8, 0, true>(w, at)
+           : units_of_warp(w, at->limits) <= FEW_UNITS ? start<FEW_UNITS, 2, false>(w, at)
+                                                       : start<8, 0, false>(w, at);
 }

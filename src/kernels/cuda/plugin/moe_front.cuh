@@ -11,7 +11,8 @@ enum {
     FRONT_NONE,
     FRONT_ROUTER,
     FRONT_NORM, /* and router */
-    FRONT_SHORT /* the same of short rows, in less code: front_is_short */
+    FRONT_LEAN, /* the same in less code, of what most models have: front_is_lean */
+    FRONT_SHORT /* and of short rows: front_is_short */
 };
 struct moe_front {
     cuda_add_norm norm; /* not looked at without it */
@@ -32,7 +33,7 @@ struct front_room {
 template <int FRONT> static __device__ __forceinline__ float4 router_four(const cuda_router &r, int e, int i)
 {
     const size_t at = (size_t)e * r.K + i;
-    if (FRONT != FRONT_SHORT && r.w.type == CUDA_F32)
+    if (FRONT < FRONT_LEAN && r.w.type == CUDA_F32)
         return *(const float4 *)((const float *)r.w.data + at);
     const uint2 w = *(const uint2 *)((const uint16_t *)r.w.data + at);
     return make_float4(bf16_low(w.x), bf16_high(w.x), bf16_low(w.y), bf16_high(w.y));
@@ -46,10 +47,16 @@ static inline bool front_takes(const cuda_router *r)
            r->top_k + r->n_shared <= 32;
 }
 
-/* Of that a thread has four elements of the row at most, and a block one expert. */
+/* A thread has eight elements of the row at most, and a block one expert. */
+static inline bool front_is_lean(const cuda_router *r, int n_block)
+{
+    return r->w.type == CUDA_BF16 && r->K <= 8 * N_THREAD && r->n_expert <= n_block;
+}
+
+/* A thread has four, and no row takes experts as they are. */
 static inline bool front_is_short(const cuda_router *r, int n_block)
 {
-    return r->w.type == CUDA_BF16 && r->K <= 4 * N_THREAD && r->n_expert <= n_block && r->n_shared == 0;
+    return front_is_lean(r, n_block) && r->K <= 4 * N_THREAD && r->n_shared == 0;
 }
 
 /* Weights that a thread needs first: of the norm, and of this block's first logit. */
@@ -71,6 +78,16 @@ template <int FRONT> static __device__ __forceinline__ front_weights front_ask(c
     }
     if (FRONT == FRONT_SHORT) /* that is all */
         return w;
+    if (FRONT == FRONT_LEAN) { /* and the rest of the row */
+        const int rest = 4 * N_THREAD + 64 * threadIdx.x;
+        if (rest < n) {
+            gpu_prefetch((const uint16_t *)f.router.w.data +
+                         (size_t)min((int)blockIdx.x, f.router.n_expert - 1) * n + rest);
+            gpu_prefetch(f.norm.weight + rest);
+            gpu_prefetch(f.norm.weight + rest + 32);
+        }
+        return w;
+    }
     const size_t bytes = (f.router.w.type == CUDA_F32 ? 4 : 2) * (size_t)n,
                  had = FRONT == FRONT_NORM ? (f.router.w.type == CUDA_F32 ? 4 : 2) * 4 * N_THREAD
                                            : 0; /* of the first logit */
@@ -120,23 +137,28 @@ static __device__ __forceinline__ float front_norm(const moe_front &f, const fro
     const float scale = asked.scale;
     /* The first logit needs the norm's factor at its end only: its sum is made beside that of the squares. */
     float logit;
-    const float by = row_norm<FRONT == FRONT_SHORT>(
-        a, row, room.sums, &logit,
-        [&](int i) {
-            return i == mine ? asked
-                             : front_weights{norm_four<true>(a.weight, i, n),
-                                             router_four<FRONT>(f.router, first, i), 0.0f};
-        },
-        [](float4 v, const front_weights &w, float sum) {
-            return fmaf(w.router.x, v.x * w.norm.x,
-                        fmaf(w.router.y, v.y * w.norm.y,
-                             fmaf(w.router.z, v.z * w.norm.z, fmaf(w.router.w, v.w * w.norm.w, sum))));
-        });
+    const float by =
+        row_norm < FRONT == FRONT_SHORT ? 1
+        : FRONT == FRONT_LEAN
+            ? 2
+            : 0 > (
+                      a, row, room.sums, &logit,
+                      [&](int i) {
+                          return i == mine ? asked
+                                           : front_weights{norm_four<true>(a.weight, i, n),
+                                                           router_four<FRONT>(f.router, first, i), 0.0f};
+                      },
+                      [](float4 v, const front_weights &w, float sum) {
+                          return fmaf(
+                              w.router.x, v.x * w.norm.x,
+                              fmaf(w.router.y, v.y * w.norm.y,
+                                   fmaf(w.router.z, v.z * w.norm.z, fmaf(w.router.w, v.w * w.norm.w, sum))));
+                      });
     if (threadIdx.x == 0 && (int)blockIdx.x < f.router.n_expert)
         put_float(words + first, logit * by * scale);
     int turn = 0;
 #pragma unroll 1
-    for (int e = blockIdx.x + gridDim.x; FRONT != FRONT_SHORT && e < f.router.n_expert;
+    for (int e = blockIdx.x + gridDim.x; FRONT < FRONT_LEAN && e < f.router.n_expert;
          e += gridDim.x, turn ^= 1) {
         logit = 0.0f;
 #pragma unroll 1
@@ -239,18 +261,27 @@ static __device__ __forceinline__ int front_route(const moe_front &f, const uint
     const int e = threadIdx.x / 4, quarter = threadIdx.x % 4;
     const uint32_t own = room.key[e];
     int before = 0;
+    /* Of equal keys the first comes first: those before e count from its own key on, which is more than one
+     * less. The four of which e is one count apart. */
 #pragma unroll
     for (int i = 0; i < FRONT_EXPERTS; i += 16) {
         const int at = i + 4 * quarter;
         const uint4 k = *(const uint4 *)(room.key + at);
-        before += k.x > own || (k.x == own && at < e);
-        before += k.y > own || (k.y == own && at + 1 < e);
-        before += k.z > own || (k.z == own && at + 2 < e);
-        before += k.w > own || (k.w == own && at + 3 < e);
+        const uint32_t than = own - (at + 3 < e);
+        before += k.x > than;
+        before += k.y > than;
+        before += k.z > than;
+        before += k.w > than;
+    }
+    if (quarter == e / 4 % 4) {
+        const uint4 k = *(const uint4 *)(room.key + e / 4 * 4);
+        before += k.x == own && e % 4 > 0;
+        before += k.y == own && e % 4 > 1;
+        before += k.z == own && e % 4 > 2;
     }
     before += __shfl_xor_sync(ALL_LANES, before, 1);
     before += __shfl_xor_sync(ALL_LANES, before, 2);
-    if (quarter == 0 && before < r.top_k)
+    if (quarter == 0 && e < E && before < r.top_k) /* no key of those is 0 */
         room.expert[before] = e;
     __syncthreads();
     const bool has = real && lane < r.top_k;

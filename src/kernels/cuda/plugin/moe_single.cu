@@ -276,5 +276,8 @@ const char *moe_joined_start(const struct cuda_op *op, const struct packed_moe *
     a.front = {op[0].as.add_norm, op[1].as.router, op[1].count};
     const bool is_short =
         front_is_short(&a.front.router, grid_of(w, at->limits)) && stages(w, FRONT_SHORT, at->limits) > 0;
-    return is_short ? start<FRONT_SHORT>(&a, at) : start<FRONT_NORM>(&a, at);
+    if (is_short)
+        return start<FRONT_SHORT>(&a, at);
+    return front_is_lean(&a.front.router, grid_of(w, at->limits)) ? start<FRONT_LEAN>(&a, at)
+                                                                  : start<FRONT_NORM>(&a, at);
 }

@@ -57,5 +57,7 @@ const char *add_norm_start(const struct cuda_op *op, const struct op_place *at)
     const struct cuda_add_norm *a = &op->as.add_norm;
     if (a->n < 1 || a->n > NORM_N_MAX)
         return "norm: rows of 1 to 32768";
+    if (add_norm_one_takes(op))
+        return add_norm_one_start(op, at);
     return a->n % 4 ? start<false>(op, at) : start<true>(op, at);
 }

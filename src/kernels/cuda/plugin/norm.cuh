@@ -13,6 +13,10 @@ static inline int norm_threads(int n)
     return threads < 1024 ? threads : 1024;
 }
 
+/* The kernel for one row. */
+bool add_norm_one_takes(const struct cuda_op *op);
+const char *add_norm_one_start(const struct cuda_op *op, const struct op_place *at);
+
 /* Of shared memory: whole fours. */
 static inline size_t norm_shared_bytes(int n)
 {

@@ -33,18 +33,18 @@ static __device__ __forceinline__ float4 row_new(const cuda_add_norm &a, const r
 
 /* The new residual to `row`; returns the factor of the norm: the bits of norm.cu, whose threads are twice as
  * many where rows are long. other: the sum over all elements of what add(four, what ask(i) asked for, sum so
- * far) makes of them. SHORT: a thread has four elements at most. All threads; `room` is ROW_ROOM floats of
- * shared memory. */
+ * far) makes of them. ROUNDS: of four elements that a thread has at most; 0: any number. All threads; `room`
+ * is ROW_ROOM floats of shared memory. */
 #define ROW_ROOM (3 * N_WARP)
-template <bool SHORT, typename Ask, typename Add>
+template <int ROUNDS, typename Ask, typename Add>
 static __device__ __forceinline__ float row_norm(const cuda_add_norm &a, float *row, float *room,
                                                  float *other, Ask ask, Add add)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float sum[2] = {0.0f, 0.0f}, more = 0.0f;
-    const int rounds = SHORT ? 1 : 2; /* of elements, side by side */
+    const int rounds = ROUNDS == 1 ? 1 : 2; /* side by side */
 #pragma unroll 1
-    for (int base = 4 * threadIdx.x; base < a.n; base = SHORT ? a.n : base + 8 * N_THREAD) {
+    for (int base = 4 * threadIdx.x; base < a.n; base = ROUNDS ? a.n : base + 8 * N_THREAD) {
         row_parts part[2]; /* all of both is asked for before any is waited for */
         decltype(ask(0)) beside[2];
 #pragma unroll
@@ -61,7 +61,7 @@ static __device__ __forceinline__ float row_norm(const cuda_add_norm &a, float *
                 more = add(v, beside[odd], more);
             }
     }
-    const int n = !SHORT && a.n > 4 * N_THREAD ? 2 * N_WARP : N_WARP;
+    const int n = ROUNDS != 1 && a.n > 4 * N_THREAD ? 2 * N_WARP : N_WARP;
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) { /* three of warp_sum, side by side */
         sum[0] += __shfl_xor_sync(ALL_LANES, sum[0], d);

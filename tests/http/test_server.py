@@ -182,6 +182,24 @@ class Shapes(WithServer):
         self.assertEqual("".join(logprobs["tokens"]), PROMPT)
         self.assertEqual(scored["usage"]["completion_tokens"], 0)
 
+    def test_echo_with_logprobs_in_a_stream(self):
+        """The prompt and its scores come with the first token, and all chunks together are the answer without stream."""
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        for more in ({}, {"max_tokens": 0}, {"max_tokens": 1}, {"n": 2, "temperature": 1, "seed": 5},
+                     {"prompt": [PROMPT, "The queen of"]}, {"return_tokens_as_token_ids": True},
+                     {"prompt": "\U0001f642 K\u00f6nigin"}, {"stop": ["a"]}, {"max_streaming_response_tokens": 4}):
+            with self.subTest(more):
+                body = {"echo": True, "logprobs": 2, **more}
+                whole = self.complete(**body)["choices"]
+                text, scores = [""] * len(whole), [{name: [] for name in names} for _ in whole]
+                for event in self.server.stream("/v1/completions", {**GREEDY, **body})[:-1]:
+                    choice = event["choices"][0]
+                    text[choice["index"]] += choice["text"]
+                    for name in names:
+                        scores[choice["index"]][name] += (choice["logprobs"] or {}).get(name, [])
+                self.assertEqual(text, [c["text"] for c in whole])
+                self.assertEqual(scores, [c["logprobs"] for c in whole])
+
     def test_prompt_logprobs(self):
         answer = self.complete(prompt_logprobs=1)["choices"][0]["prompt_logprobs"]
         self.assertIsNone(answer[0])

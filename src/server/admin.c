@@ -71,6 +71,12 @@ char *admin_folder(const struct admin *a, const char *path, int *status, struct 
     return admin_roots_find(&a->roots, path, status, err);
 }
 
+enum nyb_code admin_renew(struct server *s, struct nyb_err *err)
+{
+    const struct serve_config *c = s->config;
+    return auth_renew(&s->admin->auth, &c->admin_api_key, c->admin_api_key_file, "admin-api-key", err);
+}
+
 /* ---- who may ------------------------------------------------------------------------------------- */
 
 /* "localhost", "127.x.y.z" or "[::1]", with or without a port. A page of another name that resolves to this

@@ -20,6 +20,7 @@ struct work;
 struct parse_format;
 struct auth;
 struct admin;
+struct renew;
 
 struct server {
     const struct serve_config *config;
@@ -32,7 +33,8 @@ struct server {
     struct auth *auth;   /* NULL: everybody may */
     struct admin *admin; /* what admin.h needs */
     struct tls tls;
-    int64_t created_s; /* of the model card */
+    struct renew *renew; /* NULL: no files of keys or certificates */
+    int64_t created_s;   /* of the model card */
 
     int listen_fd, listen_port;                 /* the daemons have them once they run; then -1 */
     int metrics_fd, metrics_port;               /* -1: no port of their own */

@@ -655,6 +655,96 @@ class Secure(unittest.TestCase):
             self.assertEqual(server.stop(), 0)
             server.close()
 
+    def make_certificate(self, folder, name, days=2):
+        key, certificate = os.path.join(folder, name + ".key"), os.path.join(folder, name + ".pem")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                        "-days", str(days), "-keyout", key, "-out", certificate, "-subj", f"/CN={name}", "-addext",
+                        "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+        return certificate, key
+
+    def until_logged(self, server, text, times=1):
+        until = time.time() + 10 * SLOW
+        while server.text().count(text) < times:
+            self.assertLess(time.time(), until, server.text())
+            time.sleep(0.05)
+
+    def test_certificate_is_replaced(self):
+        """As certbot does it under load: one file after the other. Streams go on, new connections get the new one."""
+        if not shutil.which("openssl"):
+            self.skipTest("no openssl to make a certificate with")
+        with tempfile.TemporaryDirectory() as folder:
+            first, second = self.make_certificate(folder, "first"), self.make_certificate(folder, "second")
+            certificate, key = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
+            shutil.copy(first[0], certificate)
+            shutil.copy(first[1], key)
+            trust = {name: ssl.create_default_context(cafile=os.path.join(folder, name + ".pem"))
+                     for name in ("first", "second")}
+            server = Server("--tls-cert", certificate, "--tls-key", key)
+
+            def ask(name):
+                connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=30, context=trust[name])
+                connection.request("GET", "/health")
+                return connection, connection.getresponse().read()
+
+            kept, _ = ask("first")
+            stream = trust["first"].wrap_socket(server.socket(), server_hostname="127.0.0.1")
+            stream.sendall(raw_request("/v1/completions", {**LONG, "stream": True}, Connection="close"))
+            begun = read_until(stream, b"data: ")
+            silent = server.socket()  # its handshake comes after the change
+            time.sleep(0.1)
+            shutil.copy(second[0], certificate)
+            self.until_logged(server, "cannot be used, what was read before stays")  # the key is the old one
+            ask("first")[0].close()
+            os.replace(second[1], key)
+            self.until_logged(server, "has changed and is used from now on")
+            ask("second")[0].close()
+            with self.assertRaises(ssl.SSLCertVerificationError):
+                ask("first")
+            trust["first"].wrap_socket(silent, server_hostname="127.0.0.1").close()  # it began before
+            kept.request("GET", "/health")
+            self.assertEqual(kept.getresponse().status, 200)
+            kept.close()
+            rest = read_until(stream, b"[DONE]", 1 << 24)
+            self.assertIn(b"[DONE]", begun + rest)
+            stream.close()
+            for i in range(3):  # and again; what was replaced is freed
+                pair = self.make_certificate(folder, f"next{i}", days=1)
+                os.replace(pair[0], certificate)
+                os.replace(pair[1], key)
+                self.until_logged(server, "used from now on", 2 + i)
+            self.assertEqual(server.stop(), 0)
+            server.close()
+
+    def test_keys_are_replaced(self):
+        with tempfile.TemporaryDirectory() as folder:
+            files = {name: os.path.join(folder, name) for name in ("keys", "admin")}
+
+            def write(name, text):
+                with open(files[name], "w", encoding="utf-8") as f:
+                    f.write(text)
+
+            def status(key, path="/v1/models"):
+                return server.request("GET", path, headers={"Authorization": "Bearer " + key})[0]
+
+            write("keys", "one\n")
+            write("admin", "boss\n")
+            server = Server("--api-key-file", files["keys"], "--admin-api-key-file", files["admin"], "--api-key", "flag")
+            self.assertEqual([status(k) for k in ("one", "two", "flag")], [200, 401, 200])
+            write("keys", "two\nthree\n")
+            self.until_logged(server, "api-key-file " + files["keys"] + " has changed and is used")
+            self.assertEqual([status(k) for k in ("one", "two", "three", "flag")], [401, 200, 200, 200])
+            for times, damage in ((1, lambda: write("keys", "# nobody\n")), (2, lambda: os.unlink(files["keys"]))):
+                damage()
+                self.until_logged(server, "cannot be used", times)
+                self.assertEqual([status(k) for k in ("one", "two", "flag")], [401, 200, 200])  # as they were
+            self.assertEqual(status("boss", "/server_info"), 200)
+            os.rename(files["admin"], files["admin"] + ".old")
+            write("admin", "chief\n")
+            self.until_logged(server, "admin-api-key-file " + files["admin"] + " has changed and is used")
+            self.assertEqual([status(k, "/server_info") for k in ("boss", "chief", "two")], [401, 200, 401])
+            self.assertEqual(server.stop(), 0)
+            server.close()
+
     def test_who_may_use_it_is_said(self):
         for options, warned in ((("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False)):
             server = Server(*options)

@@ -679,7 +679,7 @@ class Secure(unittest.TestCase):
             shutil.copy(first[1], key)
             trust = {name: ssl.create_default_context(cafile=os.path.join(folder, name + ".pem"))
                      for name in ("first", "second")}
-            server = Server("--tls-cert", certificate, "--tls-key", key)
+            server = Server("--tls-cert", certificate, "--tls-key", key, "--header-timeout", "100")
 
             def ask(name):
                 connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=30, context=trust[name])

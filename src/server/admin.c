@@ -27,6 +27,17 @@ struct admin {
     struct admin_facts facts; /* under lock */
 };
 
+/* An upload would be the first to find out. */
+static enum nyb_code try_upload_dir(const char *dir, struct nyb_err *err)
+{
+    struct nyb_upload *u;
+    if (!dir)
+        return NYB_OK;
+    TRY(nyb_upload_open(&u, dir, 1, err));
+    nyb_upload_close(u);
+    return NYB_OK;
+}
+
 enum nyb_code admin_open(struct server *s, struct nyb_err *err)
 {
     const struct serve_config *c = s->config;
@@ -34,6 +45,7 @@ enum nyb_code admin_open(struct server *s, struct nyb_err *err)
     pthread_mutex_init(&a->lock, NULL);
     s->admin = a; /* closed by admin_close in any case */
     TRY(auth_open(&a->auth, &c->admin_api_key, c->admin_api_key_file, "admin-api-key", err));
+    TRY(try_upload_dir(c->upload_dir, err));
     return admin_roots_open(&a->roots, &c->weights_root, err);
 }
 

@@ -758,6 +758,7 @@ class Secure(unittest.TestCase):
                               (("--api-key-file", "/nowhere"), "/nowhere: cannot open"),
                               (("--admin-api-key-file", "/nowhere"), "/nowhere: cannot open"),
                               (("--weights-root", "/nowhere"), "/nowhere is not a folder"),
+                              (("--upload-dir", "/nowhere"), "/nowhere: cannot make a temporary file"),
                               (("--parser", "odd"), 'there is no parser "odd"'),
                               (("--port", "8190", "--metrics-port", "8190"), "metrics-port: expected another port"),
                               (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1")):

@@ -116,6 +116,8 @@ static const char *why_not_local(const struct exchange *x)
         "Origin",    "Sec-Fetch-Site",  "Referer"};
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(x->mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    if (info && info->client_addr && info->client_addr->sa_family == AF_UNIX)
+        return "behind a Unix socket there may be a proxy";
     if (!info || !listen_is_loopback(info->client_addr))
         return "this request comes from another machine";
     for (size_t i = 0; i < COUNT_OF(between); i++)

@@ -1,13 +1,11 @@
 #include "server/near.h"
 
-#include <ctype.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 
 #include "base/mem.h"
-
-#define TYPED_MAX 64 /* longer paths are nobody's slip */
+#include "base/slip.h"
 
 static const char *const table[] = {
 #define ROUTE(method_, path_, auth_, kind_, run_) (path_),
@@ -54,45 +52,13 @@ static const char *other_base(const char *path)
     return found;
 }
 
-static bool is_letter(char a, char b)
-{
-    return tolower((unsigned char)a) == tolower((unsigned char)b);
-}
-
-static size_t least(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
-/* Letters to be put in, taken out or exchanged for others (Levenshtein's), n: of a, at most TYPED_MAX. */
-static size_t distance(const char *a, size_t n, const char *b)
-{
-    size_t row[TYPED_MAX + 1];
-    for (size_t i = 0; i <= n; i++)
-        row[i] = i;
-    for (; *b; b++) {
-        size_t corner = row[0]++;
-        for (size_t i = 1; i <= n; i++) {
-            size_t kept = corner + !is_letter(a[i - 1], *b);
-            corner = row[i];
-            row[i] = least(kept, least(row[i], row[i - 1]) + 1);
-        }
-    }
-    return row[n];
-}
-
-/* One letter in four may be wrong. */
 static const char *slip(const char *path)
 {
     const char *found = NULL;
-    size_t n = strlen(path), most = n / 4;
-    for (size_t i = 0; n <= TYPED_MAX && i < COUNT_OF(table); i++) {
-        size_t d = distance(path, n, table[i]);
-        if (d <= most && !strchr(table[i], '*')) {
+    size_t limit = slip_limit(path);
+    for (size_t i = 0; i < COUNT_OF(table); i++)
+        if (!strchr(table[i], '*') && slip_is_nearer(path, table[i], &limit))
             found = table[i];
-            most = d - (d > 0); /* better ones only */
-        }
-    }
     return found;
 }
 

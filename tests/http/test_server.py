@@ -916,13 +916,34 @@ class Configuration(unittest.TestCase):
         self.refuse(env={"FD_FLASHINFER_MOE_BACKEND": "odd"}, text="flashinfer-cutlass")
         self.refuse(env={"FD_NVFP4_GEMM_BACKEND": "odd"}, text="flashinfer-cudnn")
 
+    def test_slips(self):
+        self.refuse("--max-num-seq", "4", text='there is no option "max-num-seq"; there is "max-num-seqs"')
+        self.refuse("--nonsense", "4", text='there is no option "nonsense"; see')
+        server = Server(env={"NYBBLE_MAX_NUM_SEQ": "4", "NYBBLE_MODELS": "", "NYBBLE_MAX_LOGPROBS": "3", "NYBBLE_QUITE_ELSE": ""})
+        self.assertEqual([line for line in server.text().splitlines() if "is no option" in line],
+                         ["nybble: warning: NYBBLE_MAX_NUM_SEQ is no option; there is NYBBLE_MAX_NUM_SEQS"])
+        self.assertEqual(server.stop(), 0)
+        server.close()
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as f:
+            for text, said in (("api_keys: a", 'no option "api_keys"; there is "api-key"'), ("api-key: ~", "there is no value"),
+                               ("api-key: [null]", "there is no value"), ("tls-cert:", "there is no value"),
+                               ("api-key: ''", "api-key must be")):
+                f.seek(0)
+                f.truncate()
+                f.write(text + "\n")
+                f.flush()
+                self.refuse("--config", f.name, text=said)
+
     def test_links_of_kubernetes(self):
         """Beside a service of the name nybble every container has variables that look like options."""
-        links = {"NYBBLE_PORT": "tcp://10.0.0.1:8180", "NYBBLE_METRICS_PORT": "tcp://10.0.0.2:9", "NYBBLE_SERVICE_HOST": "10.0.0.1"}
+        links = {"NYBBLE_PORT": "tcp://10.0.0.1:8180", "NYBBLE_METRICS_PORT": "tcp://10.0.0.2:9", "NYBBLE_SERVICE_HOST": "10.0.0.1",
+                 "NYBBLE_SERVICE_PORT": "8180", "NYBBLE_PORT_8180_TCP": "tcp://10.0.0.1:8180", "NYBBLE_PORT_8180_TCP_PORT": "8180",
+                 "NYBBLE_PORT_8180_TCP_PROTO": "tcp", "NYBBLE_PORT_8180_TCP_ADDR": "10.0.0.1", "NYBBLE_SERVICE_PORT_HTTP": "8180"}
         server = Server("--log-format", "json", env=links)
         said = [json.loads(line)["msg"] for line in server.text().splitlines()]
         for name in ("NYBBLE_PORT=tcp://10.0.0.1:8180", "NYBBLE_METRICS_PORT=tcp://10.0.0.2:9"):
             self.assertEqual(said.count(name + " is Kubernetes' link to a service, not an option"), 1, said)
+        self.assertEqual([line for line in said if "is no option" in line], [])
         self.assertEqual(server.request("GET", "/ready")[0], 200)
         self.assertEqual(server.stop(), 0)
         server.close()

@@ -28,6 +28,7 @@ static const char help[] =
     "  --profile        where the time of a step goes, by stage (one more run of each)\n"
     "  --trace FILE     that run as a Chrome trace\n"
     "  --json           one JSON object on standard output\n"
+    "  --model FOLDER   the same as naming it without a flag\n"
     "  --compute MODE   bf16 (default), strict, int8 or w4a4: docs/NUMERICS.md\n"
     "  --load-format F  auto (default), or dummy: random weights from config.json alone\n"
     "  --max-model-len N  longest context (default: the model's)\n" COMMON_HELP_RANKS

@@ -58,6 +58,15 @@ status=0
 [ $status -eq 1 ] || fail "a chat whose input cannot be read gives status $status"
 expect_in err "standard input"
 
+# A conversation that fills the context goes on after /clear, and says so.
+long=$(printf 'the king and the queen %.0s' $(seq 60))
+printf '%s\n%s\n%s\n%s\n/clear\nOnce\n' "$long" "$long" "$long" "$long" >"$WORK/in"
+status=0
+"$NYBBLE" run --max-tokens 4 --temperature 0 <"$WORK/in" >"$WORK/out" 2>"$WORK/err" || status=$?
+[ $status -eq 1 ] || fail "a conversation that is too long gives status $status"
+expect_in err "/clear forgets it"
+[ -n "$(tail -n 1 "$WORK/out")" ] || fail "no answer after /clear"
+
 # What is wrong is said, with the right status.
 expect_status 2 "$NYBBLE" run --no-such-option
 expect_in err "nybble run: unrecognized option '--no-such-option'"

@@ -65,6 +65,20 @@ import json, sys
 for r in json.load(open(sys.argv[1]))["results"]:
     assert 0 < r["median_of_limits_beside"] < 1.3, r
 PY
+# The README's table has both shares of both, and what a file says of others.
+cp "$WORK/out" "$WORK/speed.json"
+printf 'before\n<!-- bench/table.py: begin -->\nold\n<!-- bench/table.py: end -->\nafter\n' >"$WORK/README.md"
+expect_status 0 python3 "$SOURCE/bench/table.py" --others "$SOURCE/bench/llama.cpp.json" --readme "$WORK/README.md" "$WORK/speed.json"
+python3 - "$WORK/speed.json" "$WORK/README.md" <<'PY' || fail "$(cat "$WORK/README.md")"
+import json, sys
+lines = open(sys.argv[2]).read().splitlines()
+assert (lines[0], lines[-1]) == ("before", "after") and "old" not in lines, lines
+row, = (l.split(" | ") for l in lines if l.startswith("| tales"))
+for at, r in zip((3, 5), json.load(open(sys.argv[1]))["results"]):
+    assert row[at] == "%.4g (%.0f, %.0f)" % (
+        r["tokens_per_second"], 100 * r["median_of_limits_beside"], 100 * r["of_roofline"]), row
+assert any(l.startswith("| llama.cpp") for l in lines), lines
+PY
 expect_status 0 "$NYBBLE" bench model --scan --gen 1 --repeat 1 --threads 1 --json
 cp "$WORK/out" "$WORK/scan.json"
 expect_status 0 "$NYBBLE" bench model --scan --gen 1 --repeat 1 --threads 1 --batch 1,2

@@ -12,6 +12,10 @@
 
 #define POOL_FOREVER UINT64_MAX
 
+/* A caller who waits for longer than this asks whether it waits for somebody without a core, and again after
+ * twice the time. That others leave meanwhile is no reason to ask. */
+#define POOL_PATIENCE_NS 100000
+
 struct worker {
     /* Written by the worker. */
     _Alignas(128) atomic_bool inside; /* a run */
@@ -28,6 +32,12 @@ struct worker {
     struct sideline_record record;
 };
 
+/* What is left of a worker's own items in a run where items have owners: the run's number, and how many of
+ * them are drawn. Of another run: none is. */
+struct pool_own {
+    _Alignas(128) atomic_ullong drawn;
+};
+
 /* A run is joined, not attended: a worker that wakes in time adds itself to `state` and draws items; the
  * caller closes the run when the tickets are gone and waits only for those who are inside. A worker without a
  * core holds nobody up. */
@@ -40,6 +50,9 @@ struct pool {
     pool_fn *fn;           /* of the run; written while it is closed and nobody is inside */
     void *arg;
     int n_item;
+    bool kept;       /* items have owners: (n_thread) own */
+    unsigned n_kept; /* number of such a run              */
+    struct pool_own *own;
     /* Of the caller alone. */
     struct sideline sideline;
     struct pool_stats stats;
@@ -55,7 +68,7 @@ struct pool {
     /* Each on a line of its own: they are written by different threads. */
     _Alignas(128) atomic_uint epoch;    /* run number; a waiter sleeps on it         */
     _Alignas(128) atomic_uint sleeping; /* workers in pool_sleep                     */
-    _Alignas(128) atomic_int ticket;    /* next item                                 */
+    _Alignas(128) atomic_int ticket;    /* next item; where they have owners: how many are drawn */
     _Alignas(128) atomic_uint state;    /* RUN_OPEN, and the workers inside          */
     _Alignas(128) atomic_uint left;     /* rings for a caller who sleeps             */
     atomic_bool caller_sleeps;
@@ -81,6 +94,9 @@ uint64_t pool_cpu_time_ns(clockid_t clock);
 int pool_draw_items(struct pool *p, int worker);
 /* The life of a worker, which is `arg`. */
 void *pool_worker_main(void *arg);
+/* When a caller who has waited since `begin`, is awake at `now` and would have asked at `ask` asks again: `ask`
+ * itself until then. */
+uint64_t pool_next_ask(uint64_t begin, uint64_t ask, uint64_t now);
 /* The caller's: until nobody is inside the run, which is closed. What the wait cost goes into the account. */
 void pool_wait_for_workers(struct pool *p, struct pool_account *a);
 

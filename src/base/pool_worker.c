@@ -9,10 +9,6 @@
 #include "base/clock.h"
 #include "base/pool_state.h"
 
-/* A caller who waits for longer than this asks whether it waits for somebody without a core, and again after
- * twice the time. That others leave meanwhile is no reason to ask. */
-#define PATIENCE_NS 100000
-
 void pool_sleep(atomic_uint *word, unsigned expected)
 {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
@@ -39,8 +35,47 @@ uint64_t pool_cpu_time_ns(clockid_t clock)
 
 /* ---- workers ------------------------------------------------------------------------------------- */
 
+/* The first item of a worker's own, or of the next one's. */
+static int first_of(const struct pool *p, int owner)
+{
+    return (int)((int64_t)owner * p->n_item / p->n_thread);
+}
+
+/* One of the items that `owner` has left, or -1. */
+static int draw_of(struct pool *p, int owner)
+{
+    atomic_ullong *own = &p->own[owner].drawn;
+    const int first = first_of(p, owner), n = first_of(p, owner + 1) - first;
+    unsigned long long seen = atomic_load_explicit(own, memory_order_relaxed), next;
+    int drawn;
+    do {
+        drawn = (unsigned)(seen >> 32) == p->n_kept ? (int)(unsigned)seen : 0;
+        next = (unsigned long long)p->n_kept << 32 | (unsigned)(drawn + 1);
+        if (drawn >= n)
+            return -1;
+    } while (
+        !atomic_compare_exchange_weak_explicit(own, &seen, next, memory_order_relaxed, memory_order_relaxed));
+    atomic_fetch_add_explicit(&p->ticket, 1, memory_order_relaxed);
+    return first + drawn;
+}
+
+/* A worker's own items, then what is left of the others'. */
+static int draw_kept(struct pool *p, int worker)
+{
+    int n = 0;
+    for (int i = 0, owner = worker; i < p->n_thread; i++, owner = owner + 1 < p->n_thread ? owner + 1 : 0) {
+        for (int item; (item = draw_of(p, owner)) >= 0; n++)
+            p->fn(p->arg, item, worker);
+        if (atomic_load_explicit(&p->ticket, memory_order_relaxed) >= p->n_item)
+            break;
+    }
+    return n;
+}
+
 int pool_draw_items(struct pool *p, int worker)
 {
+    if (p->kept)
+        return draw_kept(p, worker);
     for (int n = 0;; n++) {
         int item = atomic_fetch_add_explicit(&p->ticket, 1, memory_order_relaxed);
         if (item >= p->n_item)
@@ -168,10 +203,15 @@ static struct worker *find_stuck(const struct pool *p, uint64_t begin)
     return NULL;
 }
 
+uint64_t pool_next_ask(uint64_t begin, uint64_t ask, uint64_t now)
+{
+    return now < ask ? ask : now + POOL_PATIENCE_NS + (now - begin);
+}
+
 static void sleep_for_workers(struct pool *p, struct pool_account *a)
 {
     note_suspects(p);
-    uint64_t begin = clock_ns(), ask = begin + PATIENCE_NS;
+    uint64_t begin = clock_ns(), ask = begin + POOL_PATIENCE_NS;
     struct worker *guest = NULL; /* has our core until it has left */
     atomic_store(&p->caller_sleeps, true);
     for (;;) {
@@ -184,10 +224,10 @@ static void sleep_for_workers(struct pool *p, struct pool_account *a)
         }
         const bool may_ask = p->worker_at && !guest;
         pool_sleep_until(&p->left, left, may_ask ? ask : POOL_FOREVER);
-        const uint64_t now = clock_ns();
-        if (!may_ask || now < ask) /* somebody left */
+        const uint64_t next = pool_next_ask(begin, ask, clock_ns());
+        if (!may_ask || next == ask) /* somebody left */
             continue;
-        ask = now + PATIENCE_NS + (now - begin);
+        ask = next;
         guest = find_stuck(p, begin);
         if (guest)
             pool_place_pin(guest, sched_getcpu());

@@ -4,17 +4,19 @@
  * is one chain of operations over K whose order depends on the weight type and operand form alone: this is
  * where the contract of gemm.h (the same bits for any m) is kept. Within NVFP4 that order is, for each group
  * of 16: a dot product of codes and x from zero, then sum = fma(block scale, dot, sum); in int8, such sums of
- * 64 elements from zero, each dot shifted left first, and then sum = fma(x's scale, sum of 64, sum). With x
- * of 16-bit integers a dot is exact, and sum = fma(block scale * x's unit, dot, sum). */
+ * 64 elements from zero, each dot shifted left first, and then sum = fma(x's scale, sum of 64, sum). In int8
+ * of blocks sums of 64 are exact integers (cpu/gemm_nvfp4_i8_avx512.c). With x of 16-bit integers a dot is
+ * exact, and sum = fma(block scale * x's unit, dot, sum). */
 #ifndef NYB_KERNELS_GEMM_TILE_H
 #define NYB_KERNELS_GEMM_TILE_H
 
 #include "base/cpu.h"
 #include "kernels/gemm.h"
 
-#define GEMM_TILE_ROW 12 /* at most, of x */
+#define GEMM_TILE_ROW 32 /* at most, of x */
 
-enum gemm_form { GEMM_F32, GEMM_BF16, GEMM_I8, GEMM_I16, GEMM_FORM_COUNT }; /* of x */
+/* Of x. I8B: int8 in blocks of 64. */
+enum gemm_form { GEMM_F32, GEMM_BF16, GEMM_I8, GEMM_I8B, GEMM_I16, GEMM_FORM_COUNT };
 
 struct gemm_tile {
     const uint8_t *panel[2]; /* second: gate's partner, or the next panel         */
@@ -37,8 +39,17 @@ typedef void gemm_tile_fn(const struct gemm_tile *t);
 #define GEMM_BLOCK_ROW 256 /* at most, of x */
 
 struct gemm_block {
-    const uint8_t *panel[2]; /* as in a tile                                            */
-    size_t next;             /* bytes from each to the panel that comes after it        */
+    const uint8_t *panel[2];        /* as in a tile                                            */
+    size_t next;                    /* bytes from each to the panel that comes after it        */
+    int n_more;                     /* so many more follow, for kernels that stream            */
+    void (*done)(void *own, int i); /* told when the sums of panels i, from 0 on, are there; before those of
+                                     * the next; NULL: nobody asks */
+    void *own;
+    /* NULL; or where the sums' results go, for n_out panels of each time, out_panel bytes apart, and in rows
+     * out_row bytes apart: the lines may be asked for beforehand. */
+    const uint8_t *out;
+    size_t out_row, out_panel;
+    int n_out;
     int n_panel, k;
     const uint16_t *x;         /* BF16: (n_row, x_stride), zero from k on up to a multiple of 32      */
     size_t x_stride;           /* a multiple of 32                                                    */
@@ -65,6 +76,7 @@ struct gemm_blocks {
     int least_row;
     gemm_copy_fn *copy; /* NULL: rows of bf16 go as they are                          */
     float unit;         /* of its sums, a power of two                                */
+    bool stream;        /* takes panels after panels in one call (gemm_block.n_more)  */
 };
 
 /* Of BF16: four blocks of 64 k of both panels, expanded. Of others: a stretch of K, and unfinished sums. */
@@ -96,6 +108,7 @@ struct gemm_row {
     int8_t *i8;
     float *i8_scale; /* both as in struct operand */
     struct i8_group *i8_group;
+    struct i8_block *i8_block;
     int16_t *i16;
     int8_t *i16_bytes;
     struct i16_group *i16_group;
@@ -104,7 +117,7 @@ typedef void gemm_row_fn(const struct gemm_row *r);
 
 /* int8 operands: blocks of 64 share a scale amax / 127 * 2^-8, and a group of 16 whose own amax is smaller by
  * a factor of 2^e (rounded down, 8 at most) is finer by as much: its shift is 8 - e. Blocks whose amax is
- * below I8_LEAST, or not finite, are zero. */
+ * below I8_LEAST are zero. Those above I8_MOST are, too, or, of I8B, make what they meet infinite or NaN. */
 #define I8_BLOCK     64
 #define I8_SHIFT_MAX 8
 #define I8_LEAST     1e-30f

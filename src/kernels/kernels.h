@@ -20,15 +20,16 @@ enum kv_type {
 #define KV_BLOCK 16 /* tokens a block */
 
 /* One layer's cache. Block b holds, for each KV head, KV_BLOCK keys and KV_BLOCK values; the layout inside
- * belongs to the kernels (kv_block_bytes tells the size). */
+ * belongs to the kernels, which tell the size. */
 struct kv_layer {
     enum kv_type type;
-    uint8_t *k, *v; /* (n_block) blocks of kv_block_bytes() each */
+    uint8_t *k, *v; /* (n_block) blocks of kv_block_key_bytes(), of kv_block_value_bytes() */
     int n_block;
     int n_kv_head, head_dim;
     float k_scale, v_scale; /* FP8: stored = x / scale */
 };
-size_t kv_block_bytes(enum kv_type type, int n_kv_head, int head_dim); /* of k, and again of v */
+size_t kv_block_key_bytes(enum kv_type type, int n_kv_head, int head_dim);
+size_t kv_block_value_bytes(enum kv_type type, int n_kv_head, int head_dim);
 
 /* One step, as plain data so that it can be broadcast as bytes. Written by the scheduler, read-only after. */
 struct batch {
@@ -111,6 +112,10 @@ struct attention_args {
     int n_head;
     float scale;  /* usually head_dim^-0.5               */
     bool round_q; /* q may be rounded to bf16, where keys are no wider and that is faster: half the work */
+    /* NULL; or what is to be done with q, k and v before, where attention_may_rotate (attention.h), and how:
+     * a kernel table's qkv_head. */
+    const struct qkv_args *qkv;
+    void (*rotate)(const struct qkv_args *, int tok, int kv_head);
 };
 
 enum router_score { ROUTER_SOFTMAX, ROUTER_SIGMOID };
@@ -143,6 +148,8 @@ struct kernels {
     bool integer_keys; /* KV_I16 is faster than KV_BF16 here, and no less exact */
     void (*rmsnorm)(struct pool *, const struct norm_args *);
     void (*qkv)(struct pool *, const struct qkv_args *);
+    void (*qkv_head)(const struct qkv_args *, int tok,
+                     int kv_head); /* a KV head of one token and its q heads */
     void (*attention)(struct pool *, struct arena *scratch, const struct attention_args *);
     void (*router)(struct pool *, const struct router_args *);
     void (*combine)(struct pool *, const struct combine_args *);

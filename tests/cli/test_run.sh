@@ -24,6 +24,16 @@ for case in golden:
     assert got.rstrip("\n") == want.rstrip("\n"), (case["prompt"], got, want)
 PY
 
+# A model may be named with a flag, as of serve; one is enough.
+model=$SOURCE/models/tales-24m-moe-nvfp4
+expect_status 0 "$NYBBLE" run -p "$prompt" --temperature 0 --max-tokens 12 --model "$model"
+[ "$(cat "$WORK/out")" = "$first" ] || fail "other words with --model"
+expect_status 0 "$NYBBLE" inspect --json --model "$model"
+for words in "run -p x" inspect "eval --text x" "bench model"; do
+    expect_status 2 "$NYBBLE" $words --model "$model" other
+    expect_in err "one model at a time: \"other\" comes after \"$model\""
+done
+
 # A seed repeats itself, another one does not.
 expect_status 0 "$NYBBLE" run -p "$prompt" --seed 7 --max-tokens 40
 seven=$(cat "$WORK/out")
@@ -48,7 +58,26 @@ status=0
 [ $status -eq 1 ] || fail "a chat whose input cannot be read gives status $status"
 expect_in err "standard input"
 
+# A conversation that fills the context goes on after /clear, and says so.
+long=$(printf 'the king and the queen %.0s' $(seq 60))
+printf '%s\n%s\n%s\n%s\n/clear\nOnce\n' "$long" "$long" "$long" "$long" >"$WORK/in"
+status=0
+"$NYBBLE" run --max-tokens 4 --temperature 0 <"$WORK/in" >"$WORK/out" 2>"$WORK/err" || status=$?
+[ $status -eq 1 ] || fail "a conversation that is too long gives status $status"
+expect_in err "/clear forgets it"
+[ -n "$(tail -n 1 "$WORK/out")" ] || fail "no answer after /clear"
+
 # What is wrong is said, with the right status.
+expect_status 1 "$NYBBLE" run "Once upon a time"
+expect_in err "a prompt goes after -p"
+expect_status 2 "$NYBBLE" sevre
+expect_in err 'no command "sevre", but "serve"'
+expect_status 2 "$NYBBLE" nonsense
+expect_in err 'no command "nonsense"; nybble --help'
+expect_status 2 "$NYBBLE" serve -p 8180
+expect_in err "there is no option -p"
+expect_status 0 "$NYBBLE" help eval
+expect_in out "usage: nybble eval"
 expect_status 2 "$NYBBLE" run --no-such-option
 expect_in err "nybble run: unrecognized option '--no-such-option'"
 expect_status 2 "$NYBBLE" bench model --no-such-option

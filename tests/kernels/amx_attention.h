@@ -70,11 +70,12 @@ static struct talk talk_make(struct arena *arena, uint64_t *seed, enum kv_type t
 {
     struct talk s = {.n_key = n_key, .n_tok = n_tok, .n_head = 2 * group, .width = (size_t)(2 * group * d)};
     int n_block = (n_key + KV_BLOCK - 1) / KV_BLOCK;
-    size_t bytes = kv_block_bytes(type, 2, d) * (size_t)n_block, n = s.width * (size_t)n_tok;
+    size_t keys = kv_block_key_bytes(type, 2, d) * (size_t)n_block,
+           values = kv_block_value_bytes(type, 2, d) * (size_t)n_block, n = s.width * (size_t)n_tok;
     s.kv = (struct kv_layer){
-        type, arena_alloc(arena, bytes, 1), arena_alloc(arena, bytes, 1), n_block, 2, d, 0.02f, 0.03f};
-    memset(s.kv.k, 0xff, bytes); /* no numbers, in every type */
-    memset(s.kv.v, 0xff, bytes);
+        type, arena_alloc(arena, keys, 1), arena_alloc(arena, values, 1), n_block, 2, d, 0.02f, 0.03f};
+    memset(s.kv.k, 0xff, keys); /* no numbers, in every type */
+    memset(s.kv.v, 0xff, values);
     s.table = arena_alloc(arena, (size_t)n_block, sizeof(*s.table));
     for (int b = 0; b < n_block; b++)
         s.table[b] = n_block - 1 - b;
@@ -111,13 +112,13 @@ static void talk_attend(struct pool *pool, struct arena *arena, const struct tal
                       .pos = s->pos + from,
                       .seq_start = start,
                       .block_table = s->table};
-    struct attention_args a = {s->q + (size_t)from * s->width,
-                               y + (size_t)from * s->width,
-                               &s->kv,
-                               &b,
-                               s->n_head,
-                               1 / sqrtf((float)s->kv.head_dim),
-                               s->round_q};
+    struct attention_args a = {.q = s->q + (size_t)from * s->width,
+                               .y = y + (size_t)from * s->width,
+                               .kv = &s->kv,
+                               .batch = &b,
+                               .n_head = s->n_head,
+                               .scale = 1 / sqrtf((float)s->kv.head_dim),
+                               .round_q = s->round_q};
     attention_run(pool, arena, &a, &kernel);
     assert_false(unit.configured);
 }

@@ -2,6 +2,7 @@
 #ifndef NYB_ATTENTION_CASE_H
 #define NYB_ATTENTION_CASE_H
 
+#include "kernels/attention.h"
 #include "kernels/kv.h"
 #include "kernels/ops_case.h"
 
@@ -33,10 +34,11 @@ static inline void world_open(struct world *w, const struct shape *s)
         w->max_len = s->len[i] > w->max_len ? s->len[i] : w->max_len;
     w->n_block_max = (w->max_len + KV_BLOCK - 1) / KV_BLOCK;
     int n_block = w->n_block_max * s->n_seq + 3;
-    size_t bytes = kv_block_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)n_block;
+    size_t keys = kv_block_key_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)n_block,
+           values = kv_block_value_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)n_block;
     w->kv = (struct kv_layer){s->type,
-                              aligned_alloc(64, bytes),
-                              aligned_alloc(64, bytes),
+                              aligned_alloc(64, keys),
+                              aligned_alloc(64, values),
                               n_block,
                               s->n_kv_head,
                               s->head_dim,
@@ -128,7 +130,6 @@ static inline void world_step(struct world *w, int level, struct pool *pool, str
                           pos,
                           slot,
                           &w->kv};
-    kernels->qkv(pool, &qa);
     struct batch b = {.n_seq = n_seq,
                       .n_tok = n_tok,
                       .n_block_max = w->n_block_max,
@@ -136,7 +137,17 @@ static inline void world_step(struct world *w, int level, struct pool *pool, str
                       .slot = slot,
                       .seq_start = start,
                       .block_table = table};
-    struct attention_args aa = {q, y, &w->kv, &b, s->n_head, 1 / sqrtf((float)s->head_dim), false};
+    struct attention_args aa = {.q = q,
+                                .y = y,
+                                .kv = &w->kv,
+                                .batch = &b,
+                                .n_head = s->n_head,
+                                .scale = 1 / sqrtf((float)s->head_dim),
+                                .rotate = kernels->qkv_head};
+    if (attention_may_rotate(pool, &aa))
+        aa.qkv = &qa;
+    else
+        kernels->qkv(pool, &qa);
     kernels->attention(pool, arena, &aa);
     arena_reset(arena);
     t = 0;
@@ -161,9 +172,10 @@ static inline void world_run(struct world *w, int level, struct pool *pool, int 
     const struct shape *s = w->s;
     struct arena arena;
     arena_init(&arena, 1 << 16);
-    size_t bytes = kv_block_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)w->kv.n_block;
-    memset(w->kv.k, 0xff, bytes); /* NaN in all three formats */
-    memset(w->kv.v, 0xff, bytes);
+    size_t keys = kv_block_key_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)w->kv.n_block,
+           values = kv_block_value_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)w->kv.n_block;
+    memset(w->kv.k, 0xff, keys); /* NaN in all three formats */
+    memset(w->kv.v, 0xff, values);
     memset(w->y, 0xff, (size_t)(s->n_seq * w->max_len * s->n_head * s->head_dim) * 4);
     uint64_t seed = 77;
     int done[4] = {0}, from[4], to[4];

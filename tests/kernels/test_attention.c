@@ -121,15 +121,15 @@ static void test_attention_decodes_every_fp8_code(void **state)
     enum { D = 256 };
     static const float zero[D];
     float y[D];
-    size_t bytes = kv_block_bytes(KV_FP8, 1, D);
-    struct kv_layer kv = {KV_FP8, calloc(1, bytes), malloc(bytes), 1, 1, D, 1, 0.25f};
-    memset(kv.v, 0xff, bytes);
+    size_t keys = kv_block_key_bytes(KV_FP8, 1, D), values = kv_block_value_bytes(KV_FP8, 1, D);
+    struct kv_layer kv = {KV_FP8, calloc(1, keys), malloc(values), 1, 1, D, 1, 0.25f};
+    memset(kv.v, 0xff, values);
     for (size_t i = 0; i < D; i++)
         kv.v[kv_value_index(KV_FP8, (size_t)kv_pad(KV_FP8, D), i, 0)] = (uint8_t)i;
     int32_t pos = 0, table = 0, start[] = {0, 1};
     struct batch b = {
         .n_seq = 1, .n_tok = 1, .n_block_max = 1, .pos = &pos, .seq_start = start, .block_table = &table};
-    struct attention_args a = {zero, y, &kv, &b, 1, 1, false};
+    struct attention_args a = {.q = zero, .y = y, .kv = &kv, .batch = &b, .n_head = 1, .scale = 1};
     struct arena arena;
     arena_init(&arena, 4096);
     FOR_EACH_LEVEL(level)
@@ -172,7 +172,8 @@ static void test_attention_reaches_32k(void **state)
         float y[3][HEADS * D];
         double want[D];
         for (int p = 0; p < 3; p++) {
-            struct attention_args a = {w.rotated + last, y[p], &w.kv, &b, HEADS, 0.25f, false};
+            struct attention_args a = {
+                .q = w.rotated + last, .y = y[p], .kv = &w.kv, .batch = &b, .n_head = HEADS, .scale = 0.25f};
             struct arena arena;
             arena_init(&arena, 4096);
             memset(y[p], 0xff, sizeof(y[p]));
@@ -196,13 +197,13 @@ static void test_attention_integer_keys_of_any_size(void **state)
     (void)state;
     enum { D = 32, KEYS = 5 };
     static const float size[] = {1e-38f, 1e-25f, 1, 1e15f, 1e37f, INFINITY, NAN};
-    size_t bytes = kv_block_bytes(KV_I16, 1, D);
+    size_t keys = kv_block_key_bytes(KV_I16, 1, D), values = kv_block_value_bytes(KV_I16, 1, D);
     FOR_EACH_LEVEL(level)
     for (int of_query = 0; of_query < 2; of_query++)
         for (size_t n = 0; n < sizeof(size) / sizeof(*size); n++) {
             if (!level_reads(level, KV_I16) || (of_query && size[n] < 1e-30f)) /* which counts as zeros */
                 continue;
-            struct kv_layer kv = {KV_I16, malloc(bytes), malloc(bytes), 1, 1, D, 1, 1};
+            struct kv_layer kv = {KV_I16, malloc(keys), malloc(values), 1, 1, D, 1, 1};
             float q[D] = {0}, k[D] = {0}, v[D] = {0}, y[D];
             int32_t pos = KEYS - 1, table = 0, start[] = {0, 1};
             struct batch b = {.n_seq = 1,
@@ -212,11 +213,11 @@ static void test_attention_integer_keys_of_any_size(void **state)
                               .seq_start = start,
                               .block_table = &table};
             const float scale = of_query && isfinite(size[n]) ? 1 / size[n] : 1;
-            struct attention_args a = {q, y, &kv, &b, 1, scale, false};
+            struct attention_args a = {.q = q, .y = y, .kv = &kv, .batch = &b, .n_head = 1, .scale = scale};
             struct arena arena;
             arena_init(&arena, 4096);
-            memset(kv.k, 0xff, bytes);
-            memset(kv.v, 0xff, bytes);
+            memset(kv.k, 0xff, keys);
+            memset(kv.v, 0xff, values);
             for (int p = 0; p < KEYS; p++) {
                 k[3] = p != 1 ? 0.5f : of_query ? 1.5f : size[n];
                 v[0] = (float)p;

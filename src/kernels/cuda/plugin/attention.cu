@@ -154,8 +154,8 @@ static bool are_neighbours(const struct cuda_op *op)
 }
 
 /* Every row is one of `single`, and what the first operator makes of it is what the second takes. One row may
- * have a kernel of its own (attention_one.cu); else up to 8 rows two launches are as fast, or 1 % faster: what
- * each begins with goes on beside the end of the one before. */
+ * have a kernel of its own (attention_one.cu); else up to 8 rows two launches are as fast, or 1 % faster:
+ * what each begins with goes on beside the end of the one before. */
 bool attention_joined_takes(const struct cuda_op *op, int n_op)
 {
     if (n_op < 2 || op[0].kind != CUDA_OP_QKV || op[1].kind != CUDA_OP_ATTENTION || !are_neighbours(op))

@@ -20,7 +20,8 @@ struct gpu_peers;
 struct lt;
 struct op_place {
     const struct gpu_limits *limits;
-    uint8_t *scratch;  /* 256-byte aligned */
+    uint8_t *scratch;  /* 256-byte aligned; its end is for experts of few rows, and for nobody else */
+    size_t scratch_bytes;
     uint32_t *barrier; /* OP_ARRIVED_WORDS zeros; a kernel that counts there leaves zeros behind */
     cudaStream_t stream;
     const struct gpu_peers *peers; /* peers.h; NULL: there are none */
@@ -43,11 +44,20 @@ bool attention_joined_takes(const struct cuda_op *op, int n_op);
 const char *attention_joined_start(const struct cuda_op *op, const struct op_place *at);
 const char *qkv_check(const struct cuda_op *op); /* NULL, or why qkv_start would refuse it */
 const char *router_start(const struct cuda_op *op, const struct op_place *at);
+/* A norm and the router behind it, of 2 to 64 rows, in one launch. The residual is read before the launch in
+ * front has ended. */
+bool router_joined_takes(const struct cuda_op *op, int n_op);
+const char *router_joined_start(const struct cuda_op *op, const struct op_place *at);
 const char *moe_plain_start(const struct cuda_op *op, const struct op_place *at);
 size_t moe_plain_scratch(const struct cuda_op *op);
 const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
                       const struct op_place *at);
 const char *linear_op_start(const struct cuda_op *op, const struct op_place *at);
+/* The same with the norm behind it in the launch; early: h and y may be written before the launch in front has
+ * ended. */
+bool moe_norm_takes(const struct packed_moe *w, const struct cuda_op *norm, const struct gpu_limits *limits);
+const char *moe_norm_start(const struct packed_moe *w, const struct moe_scratch *scratch,
+                           const struct cuda_op *norm, bool early, const struct op_place *at);
 size_t linear_op_scratch(const struct cuda_op *op);
 /* Whether the kernels for many rows of packed weights will take it. */
 bool linear_op_is_prefill(const struct cuda_op *op, const struct gpu_limits *limits);

@@ -6,7 +6,8 @@
 #
 # Results: speed-*.json, scan-*.json, engine-*.json, scan.csv and scan.svg in the folder (build/bench); the table in
 # Markdown on standard output. README=README.md puts it there too. REPEAT (default 5) runs of each; SHAPE another folder;
-# TOKENIZER a tokenizer.json for the shape's profile; ONLY=speed, scan or engine leaves the others out.
+# TOKENIZER a tokenizer.json for the shape's profile; ONLY=speed, scan or engine leaves the others out. OTHERS=FILE has what other
+# programs reached (as bench/llama.cpp.json); WITH="COMMAND ..." runs each call.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nybble=${1:-build/release/nybble}
@@ -23,7 +24,8 @@ run() {
     local file=$1
     shift
     echo "bench/run.sh: $file" >&2
-    "$nybble" bench model --threads "$threads" --json "$@" >"$out/$file.part"
+    # shellcheck disable=SC2086 # several words
+    ${WITH:-} "$nybble" bench model --json "$@" >"$out/$file.part"
     mv "$out/$file.part" "$out/$file"
 }
 
@@ -34,14 +36,23 @@ measure() {
     local name=$1 depth=$2 prompt=$3
     shift 3
     if wants speed; then
-        run "speed-$name.json" --repeat "$repeat" --prompt "$prompt" --depth "$depth" "$@"
-        run "speed-$name-int8.json" --repeat "$repeat" --prompt "$prompt" --depth "$depth" --compute int8 "$@"
+        for compute in bf16 int8; do
+            for n in ${threads//,/ }; do
+                local file=speed-$name-$compute-$n options=(--repeat "$repeat" --compute "$compute" --threads "$n" "$@")
+                for length in ${prompt//,/ }; do
+                    run "$file-prompt-$length.json" --gen 0 --prompt "$length" "${options[@]}"
+                done
+                for cached in ${depth//,/ }; do
+                    run "$file-decode-$cached.json" --prompt 0 --depth "$cached" "${options[@]}"
+                done
+            done
+        done
     fi
     if wants scan; then
-        run "scan-$name.json" --scan --gen 16 --repeat "$repeat" "$@"
+        run "scan-$name.json" --threads "$threads" --scan --gen 16 --repeat "$repeat" "$@"
     fi
     if wants engine; then
-        run "engine-$name.json" --engine --prompt 0 --batch 1,32 --gen 16 --repeat 3 \
+        run "engine-$name.json" --threads "$threads" --engine --prompt 0 --batch 1,32 --gen 16 --repeat 3 \
             ${TOKENIZER:+--tokenizer "$TOKENIZER"} "$@"
     fi
 }
@@ -86,4 +97,4 @@ if [ ${#scans[@]} -gt 0 ]; then
     verdict "${scans[@]}"
 fi
 [ ${#engines[@]} -eq 0 ] || profile "${engines[@]}"
-[ ${#speeds[@]} -eq 0 ] || python3 bench/table.py ${README:+--readme "$README"} "${speeds[@]}"
+[ ${#speeds[@]} -eq 0 ] || python3 bench/table.py ${README:+--readme "$README"} ${OTHERS:+--others "$OTHERS"} "${speeds[@]}"

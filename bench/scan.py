@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-FIELDS = ("model", "compute", "threads", "depth", "batch", "tokens_per_second", "of_roofline", "experts_a_layer")
+FIELDS = ("model", "compute", "threads", "depth", "batch", "tokens_per_second", "of_roofline", "of_limits_beside",
+          "experts_a_layer")
 
 
 def read(files):
@@ -19,12 +20,12 @@ def read(files):
             if r["kind"] == "decode":
                 yield (Path(run["model"]).name, run["compute"], r["threads"], r["depth"], r["batch"],
                        round(r["tokens_per_second"], 2), round(r["of_roofline"], 4),
-                       round(r["a_step"]["experts_a_layer"], 2))
+                       round(r["median_of_limits_beside"], 4), round(r["a_step"]["experts_a_layer"], 2))
 
 
 def script(rows, out):
     curves = {}
-    for model, compute, threads, depth, batch, rate, _, _ in rows:
+    for model, compute, threads, depth, batch, rate, *_ in rows:
         title = "%s, %s, %d thread%s%s" % (model, compute, threads, "s" * (threads > 1), ", depth %d" % depth if depth else "")
         curves.setdefault(title, []).append((batch, rate))
     lines = ["set terminal svg size 760,460 font 'sans-serif,13' background rgb 'white'", "set output '%s'" % out,

@@ -12,6 +12,10 @@
 
 #define POOL_FOREVER UINT64_MAX
 
+/* A caller who waits for longer than this asks whether it waits for somebody without a core, and again after
+ * twice the time. That others leave meanwhile is no reason to ask. */
+#define POOL_PATIENCE_NS 100000
+
 struct worker {
     /* Written by the worker. */
     _Alignas(128) atomic_bool inside; /* a run */
@@ -81,6 +85,9 @@ uint64_t pool_cpu_time_ns(clockid_t clock);
 int pool_draw_items(struct pool *p, int worker);
 /* The life of a worker, which is `arg`. */
 void *pool_worker_main(void *arg);
+/* When a caller who has waited since `begin`, is awake at `now` and would have asked at `ask` asks again: `ask`
+ * itself until then. */
+uint64_t pool_next_ask(uint64_t begin, uint64_t ask, uint64_t now);
 /* The caller's: until nobody is inside the run, which is closed. What the wait cost goes into the account. */
 void pool_wait_for_workers(struct pool *p, struct pool_account *a);
 

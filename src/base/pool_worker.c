@@ -9,10 +9,6 @@
 #include "base/clock.h"
 #include "base/pool_state.h"
 
-/* A caller who waits for longer than this asks whether it waits for somebody without a core, and again after
- * twice the time. That others leave meanwhile is no reason to ask. */
-#define PATIENCE_NS 100000
-
 void pool_sleep(atomic_uint *word, unsigned expected)
 {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
@@ -168,10 +164,15 @@ static struct worker *find_stuck(const struct pool *p, uint64_t begin)
     return NULL;
 }
 
+uint64_t pool_next_ask(uint64_t begin, uint64_t ask, uint64_t now)
+{
+    return now < ask ? ask : now + POOL_PATIENCE_NS + (now - begin);
+}
+
 static void sleep_for_workers(struct pool *p, struct pool_account *a)
 {
     note_suspects(p);
-    uint64_t begin = clock_ns(), ask = begin + PATIENCE_NS;
+    uint64_t begin = clock_ns(), ask = begin + POOL_PATIENCE_NS;
     struct worker *guest = NULL; /* has our core until it has left */
     atomic_store(&p->caller_sleeps, true);
     for (;;) {
@@ -184,10 +185,10 @@ static void sleep_for_workers(struct pool *p, struct pool_account *a)
         }
         const bool may_ask = p->worker_at && !guest;
         pool_sleep_until(&p->left, left, may_ask ? ask : POOL_FOREVER);
-        const uint64_t now = clock_ns();
-        if (!may_ask || now < ask) /* somebody left */
+        const uint64_t next = pool_next_ask(begin, ask, clock_ns());
+        if (!may_ask || next == ask) /* somebody left */
             continue;
-        ask = now + PATIENCE_NS + (now - begin);
+        ask = next;
         guest = find_stuck(p, begin);
         if (guest)
             pool_place_pin(guest, sched_getcpu());

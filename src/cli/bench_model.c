@@ -9,6 +9,7 @@
 #include "cli/bench_device.h"
 #include "cli/bench_engine.h"
 #include "cli/bench_model.h"
+#include "cli/bench_report.h"
 
 static enum nyb_code run_threads(struct bench_model *b, int n_thread, struct nyb_err *err)
 {
@@ -143,7 +144,7 @@ static enum nyb_code measure(struct bench_model *b, const char *folder, struct n
         printf("%s, %s; %s, %s, %.2f GB resident, compute %s; best of %d\n", cpu_model_name(), level,
                b->common.model, model_quant_text(b->model), (double)model_weight_bytes(b->model) * 1e-9,
                compute_name(b->common.compute), (int)b->repeat);
-        bench_point_header();
+        bench_report_header();
     }
     for (int i = 0; i < b->threads.n; i++)
         TRY(run_threads(b, b->threads.v[i], err));

@@ -56,9 +56,7 @@ struct bench_point bench_point_prefill(int n_tok);
 /* Its name: tg64, with 8 sequences tg64x8, after 4096 tokens tg64@4096. */
 struct bench_point bench_point_decode(int n_tok, int batch, int depth);
 
-/* Measures it with the model's threads and reports it: a line of the table under that header, or one of
- * b->results. */
+/* Measures it with the model's threads and reports it (bench_report.h). */
 enum nyb_code bench_point_run(struct bench_model *b, const struct bench_point *p, struct nyb_err *err);
-void bench_point_header(void);
 
 #endif

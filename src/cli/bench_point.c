@@ -1,11 +1,12 @@
-/* One line of bench model: runs, their figures beside the limits measured around them, the report. */
+/* One line of bench model: its runs, and the limits measured around and between them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "cli/bench_model.h"
+#include "cli/bench_beside.h"
+#include "cli/bench_report.h"
 
 /* ---- running ------------------------------------------------------------------------------------------- */
 
@@ -79,79 +80,6 @@ static void measure_roof(struct bench_model *b, struct checkkern_roof *best)
     bench_work_best_roof(best, &now);
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* ---- reporting ----------------------------------------------------------------------------------------- */
-
-struct figures {
-    double tok_s, median_tok_s, gbs, gflops, of_read, of_peak, of_roof;
-};
-
-static struct figures figures_of(const struct bench_model *b, const struct bench_point *p,
-                                 const double *sorted, int n, const struct checkkern_roof *roof)
-{
-    const struct bench_work *w = &b->work;
-    double tokens = (double)p->n_tok * p->batch, best = sorted[0];
-    return (struct figures){
-        .tok_s = tokens / best,
-        .median_tok_s = tokens / (n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2),
-        .gbs = bench_work_bytes(w) / best * 1e-9,
-        .gflops = bench_work_flops(w) / best * 1e-9,
-        .of_read = bench_work_bytes(w) / (roof->read_gbs * 1e9) / best,
-        .of_peak = bench_work_flop_seconds(w, roof) / best,
-        .of_roof = bench_work_bound(w, roof) / best,
-    };
-}
-
-static json_t *result_json(const struct bench_model *b, const struct bench_point *p, const struct figures *f,
-                           const double *sorted, const struct checkkern_roof *roof)
-{
-    const struct bench_work *w = &b->work;
-    json_t *runs = json_array();
-    for (int i = 0; i < b->repeat; i++)
-        json_array_append_new(runs, json_real(sorted[i]));
-    json_t *o = json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "name",
-                          p->name, "kind", p->prefill ? "prefill" : "decode", "threads", roof->n_thread,
-                          "tokens", p->n_tok, "batch", p->batch, "depth", p->depth, "tokens_per_second",
-                          f->tok_s, "median_tokens_per_second", f->median_tok_s, "gbs", f->gbs, "gflops",
-                          f->gflops, "of_read", f->of_read, "of_peak", f->of_peak, "of_roofline", f->of_roof);
-    json_object_set_new(o, "roofline",
-                        json_pack("{s:f, s:f, s:f, s:f, s:f}", "read_gbs", roof->read_gbs, "f32_gflops",
-                                  roof->f32_gflops, "bf16_gflops", roof->bf16_gflops, "i8_gops",
-                                  roof->i8_gops, "tile_gflops", roof->tile_gflops));
-    json_object_set_new(o, "a_step",
-                        json_pack("{s:f, s:f, s:f, s:f}", "weight_bytes", w->weight_bytes / w->n_step,
-                                  "kv_bytes", w->kv_bytes / w->n_step, "flops",
-                                  bench_work_flops(w) / w->n_step, "experts_a_layer",
-                                  w->n_moe_layer ? w->n_expert / w->n_step / w->n_moe_layer : 0));
-    json_object_set_new(o, "run_seconds", runs);
-    if (b->profile)
-        json_object_set_new(o, "profile", bench_profile_json(&b->stages));
-    return o;
-}
-
-void bench_point_header(void)
-{
-    printf("%-16s %7s %9s %9s  %7s %5s  %9s %5s  %9s  %s\n", "test", "threads", "tok/s", "median", "GB/s",
-           "read", "GFLOP/s", "peak", "roofline", "measured limits");
-}
-
-static void print_point(const struct bench_model *b, const struct bench_point *p, const struct figures *f,
-                        const struct checkkern_roof *roof)
-{
-    double peak = bench_work_flops(&b->work) / bench_work_flop_seconds(&b->work, roof) * 1e-9;
-    printf("%-16s %7d %9.1f %9.1f  %7.1f %4.0f%%  %9.1f %4.0f%%  %8.0f%%  %.1f GB/s, %.0f GFLOP/s\n", p->name,
-           roof->n_thread, f->tok_s, f->median_tok_s, f->gbs, 100 * f->of_read, f->gflops, 100 * f->of_peak,
-           100 * f->of_roof, roof->read_gbs, peak);
-    if (b->profile)
-        bench_profile_print(&b->stages);
-    fflush(stdout);
-}
-
 /* ---- one point ----------------------------------------------------------------------------------------- */
 
 static enum nyb_code profile_point(struct bench_model *b, const struct bench_point *p, int n_thread,
@@ -181,43 +109,46 @@ static enum nyb_code fill(struct bench_model *b, const struct bench_point *p, st
     return code;
 }
 
-static enum nyb_code run_repeats(struct bench_model *b, const struct bench_point *p, double *seconds,
+static enum nyb_code run_repeats(struct bench_model *b, const struct bench_point *p, struct bench_run *run,
                                  struct nyb_err *err)
 {
-    TRY(fill(b, p, err));
+    struct bench_beside beside;
     enum nyb_code code = NYB_OK;
+    if (!bench_beside_open(&beside, b->model, (int)b->repeat))
+        return err_set(err, NYB_E_MEMORY, "no memory to measure the read bandwidth with");
     cli_progress_start(&b->bar, p->name);
+    bench_beside_first(&beside);
     for (int i = 0; code == NYB_OK && i < b->repeat; i++) {
-        code = run_once(b, p, false, &seconds[i], err);
+        double seconds;
+        code = run_once(b, p, false, &seconds, err);
+        if (code != NYB_OK)
+            break;
+        bench_beside_next(&beside, seconds, &b->work);
+        run[i] = bench_beside_run(&beside, i, seconds, &b->work);
         cli_progress_count(&b->bar, (uint64_t)i + 1, (uint64_t)b->repeat, "runs");
     }
     cli_progress_end(&b->bar);
+    bench_beside_close(&beside);
     return code;
 }
 
 enum nyb_code bench_point_run(struct bench_model *b, const struct bench_point *p, struct nyb_err *err)
 {
-    double *seconds = mem_alloc((size_t)b->repeat, sizeof(*seconds));
+    struct bench_run *run = mem_alloc((size_t)b->repeat, sizeof(*run));
     struct checkkern_roof roof = {0};
-    measure_roof(b, &roof);
-    enum nyb_code code = run_repeats(b, p, seconds, err);
-    measure_roof(b, &roof);
+    enum nyb_code code = fill(b, p, err);
+    if (code == NYB_OK) {
+        measure_roof(b, &roof);
+        code = run_repeats(b, p, run, err);
+        measure_roof(b, &roof);
+    }
     if (code == NYB_OK && !(roof.read_gbs > 0))
         code = err_set(err, NYB_E_MEMORY, "no memory to measure the read bandwidth with");
     if (code == NYB_OK && b->profile)
         code = profile_point(b, p, roof.n_thread, err);
-    if (code == NYB_OK) {
-        qsort(seconds, (size_t)b->repeat, sizeof(*seconds), by_value);
-        const struct figures f = figures_of(b, p, seconds, (int)b->repeat, &roof);
-        const struct bench_scan_point rate = {roof.n_thread, p->depth, p->batch, f.tok_s};
-        if (b->scan && !p->prefill)
-            bench_scan_add(&b->rates, &rate);
-        if (b->json)
-            json_array_append_new(b->results, result_json(b, p, &f, seconds, &roof));
-        else
-            print_point(b, p, &f, &roof);
-    }
-    free(seconds);
+    if (code == NYB_OK)
+        bench_report_point(b, p, run, &roof);
+    free(run);
     return code;
 }
 

@@ -26,6 +26,7 @@ static enum checkkern_unit unit_of(const struct weight *w, enum compute compute)
     case GEMM_I16: /* its peak is what stands under bf16 at that level */
         return CHECKKERN_BF16;
     case GEMM_I8:
+    case GEMM_I8B:
         return CHECKKERN_I8;
     default:
         return CHECKKERN_F32;

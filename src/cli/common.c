@@ -79,6 +79,9 @@ void common_init(struct common_options *o)
 bool common_take(struct common_options *o, const char *command, int value, const char *arg)
 {
     switch (value) {
+    case COMMON_MODEL:
+        o->model = arg;
+        return o->named = true;
     case COMMON_COMPUTE:
         if (common_parse_compute(arg, &o->compute))
             return true;
@@ -130,8 +133,10 @@ bool common_take(struct common_options *o, const char *command, int value, const
 
 bool common_take_model(struct common_options *o, const char *command, int argc, char **argv, int first)
 {
-    if (argc - first > 1) {
-        cli_misuse(command, "one model at a time: \"%s\" comes after \"%s\"", argv[first + 1], argv[first]);
+    const char *before = o->named ? o->model : argv[first];
+    int next = o->named ? first : first + 1;
+    if (next < argc) {
+        cli_misuse(command, "one model at a time: \"%s\" comes after \"%s\"", argv[next], before);
         return false;
     }
     if (first < argc)

@@ -8,6 +8,7 @@
 
 struct common_options {
     const char *model; /* as named by the user */
+    bool named;        /* by --model           */
     enum compute compute;
     enum load_format load_format;
     enum device_choice device;
@@ -23,7 +24,8 @@ struct common_options {
 };
 
 enum {
-    COMMON_COMPUTE = 256,
+    COMMON_MODEL = 256,
+    COMMON_COMPUTE,
     COMMON_THREADS,
     COMMON_LOAD_FORMAT,
     COMMON_MAX_MODEL_LEN,
@@ -40,7 +42,7 @@ enum {
 };
 
 #define COMMON_OPTIONS                                                                                       \
-    {"compute", required_argument, NULL, COMMON_COMPUTE},                                                    \
+    {"model", required_argument, NULL, COMMON_MODEL}, {"compute", required_argument, NULL, COMMON_COMPUTE},  \
         {"threads", required_argument, NULL, COMMON_THREADS},                                                \
         {"load-format", required_argument, NULL, COMMON_LOAD_FORMAT},                                        \
         {"max-model-len", required_argument, NULL, COMMON_MAX_MODEL_LEN},                                    \
@@ -67,6 +69,7 @@ enum {
     "  --enable-allreduce-fusion B  on (default): sum, residual and norm in one pass; off: apart\n"
 
 #define COMMON_HELP                                                                                       \
+    "  --model FOLDER   the same as naming it without a flag\n"                                           \
     "  --compute MODE   bf16 (default), strict, int8 or w4a4: docs/NUMERICS.md\n"                         \
     "  --threads N      default: as measured, at most one a core\n"                                       \
     "  --load-format F  auto (default), or dummy: random weights from config.json alone\n"                \
@@ -79,7 +82,7 @@ enum {
 void common_init(struct common_options *o);
 /* One getopt value; false after a complaint (an unknown option included). */
 bool common_take(struct common_options *o, const char *command, int value, const char *arg);
-/* The positional argument, if any; more than one is a complaint. */
+/* The positional argument, if any; more than one is a complaint, and so is one beside --model. */
 bool common_take_model(struct common_options *o, const char *command, int argc, char **argv, int first);
 
 /* Open with a progress bar. folder: resolved. With several ranks only rank 0 returns from here with a model:

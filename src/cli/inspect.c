@@ -17,6 +17,7 @@
 static const char help[] =
     "nybble inspect: architecture, modules, sizes and quantization error of a checkpoint\n\n"
     "usage: nybble inspect [OPTIONS] [MODEL]\n\n"
+    "  --model FOLDER   the same as naming it without a flag\n"
     "  --modules        one line for every module, experts not folded together\n"
     "  --checksum       a fingerprint of the weights' values; with --modules one of each tensor too\n"
     "  --reference DIR  the same model before quantization: errors are measured against it\n"
@@ -287,6 +288,7 @@ int cli_inspect(int argc, char **argv)
 {
     enum { MODULES = COMMON_OPTION_END, REFERENCE, JSON, CHECKSUM };
     static const struct option options[] = {
+        {"model", required_argument, NULL, COMMON_MODEL},
         {"modules", no_argument, NULL, MODULES},
         {"reference", required_argument, NULL, REFERENCE},
         {"json", no_argument, NULL, JSON},

@@ -14,9 +14,9 @@ struct run {
     struct nyb_options options;
     struct nyb_sampling sampling;
     const char *stop[RUN_STOP_MAX];
-    const char *prompt, *system; /* NULL: not given */
-    bool raw, echo, stats;
-    struct nyb_engine *engine; /* NULL until it is open */
+    const char *prompt, *system;  /* NULL: not given */
+    bool raw, echo, stats, named; /* named: by --model */
+    struct nyb_engine *engine;    /* NULL until it is open */
 };
 
 /* Defaults, the environment, then the command line. False: the command ends with *status, everything has been

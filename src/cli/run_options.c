@@ -12,6 +12,7 @@ static const char help[] =
     "nybble run: answer one prompt, or chat when no -p is given\n\n"
     "usage: nybble run [OPTIONS] [MODEL]\n\n"
     "  -p, --prompt TEXT      the prompt; - reads standard input\n"
+    "  --model FOLDER         the same as naming it without a flag\n"
     "  --system TEXT          a system message before it\n"
     "  --raw                  continue the text as it is, without the chat template\n"
     "  --echo                 print the prompt before its continuation\n"
@@ -44,7 +45,8 @@ static const char help[] =
     "  nybble run ~/models/GLM-4.5-Air-NVFP4\n";
 
 enum {
-    SYSTEM = 256,
+    MODEL = 256,
+    SYSTEM,
     RAW,
     ECHO_PROMPT,
     TEMPERATURE,
@@ -71,6 +73,7 @@ enum {
 
 static const struct option long_options[] = {
     {"prompt", required_argument, NULL, 'p'},
+    {"model", required_argument, NULL, MODEL},
     {"system", required_argument, NULL, SYSTEM},
     {"raw", no_argument, NULL, RAW},
     {"echo", no_argument, NULL, ECHO_PROMPT},
@@ -227,6 +230,9 @@ static bool take_option(struct run *r, int c, const char *arg)
         return true;
     case STOP:
         return take_stop(r, arg);
+    case MODEL:
+        r->options.model = arg;
+        return r->named = true;
     case 'v':
         log_set_level(LOG_DEBUG);
         return true;
@@ -276,9 +282,11 @@ bool run_options(struct run *r, int argc, char **argv, int *status)
         if (!take_option(r, c, optarg))
             return false;
     }
-    if (argc - optind > 1) {
+    const char *before = r->named ? r->options.model : argv[optind];
+    int next = r->named ? optind : optind + 1;
+    if (next < argc) {
         cli_misuse("run", "one model at a time: \"%s\" comes after \"%s\" (a prompt goes after -p)",
-                   argv[optind + 1], argv[optind]);
+                   argv[next], before);
         return false;
     }
     if (optind < argc)

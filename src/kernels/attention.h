@@ -21,9 +21,9 @@
 /* Rows of one sequence that read the same KV head: row r is token r / n_head, head r % n_head. */
 struct attention_tile {
     const struct kv_layer *kv;
-    const int32_t *block; /* the sequence's row of the block table                      */
-    const int32_t *pos;   /* (n_tok)                                                    */
-    size_t region;        /* bytes of a head's keys, or values, in a block */
+    const int32_t *block;          /* the sequence's row of the block table                      */
+    const int32_t *pos;            /* (n_tok)                                                    */
+    size_t key_bytes, value_bytes; /* of a head in a block */
     int kv_head, n_tok, n_head;
     const float *q; /* row r at q + r / n_head * ldq + r % n_head * head_dim       */
     size_t ldq;
@@ -49,20 +49,36 @@ struct attention_kernel {
 void attention_run(struct pool *pool, struct arena *scratch, const struct attention_args *a,
                    const struct attention_kernel *kernel);
 
-/* Key or value region of the block that holds position `pos`. */
-static inline const uint8_t *attention_region(const struct attention_tile *t, const uint8_t *base, int pos)
+/* Which of all regions is this head's of the block that holds position `pos`. */
+static inline size_t attention_region(const struct attention_tile *t, int pos)
 {
     const struct kv_layer *kv = t->kv;
     int32_t block = t->block[pos / KV_BLOCK];
     ASSERT(block >= 0 && block < kv->n_block);
-    return base + ((size_t)block * (size_t)kv->n_kv_head + (size_t)t->kv_head) * t->region;
+    return (size_t)block * (size_t)kv->n_kv_head + (size_t)t->kv_head;
+}
+
+static inline const uint8_t *attention_keys(const struct attention_tile *t, int pos)
+{
+    return t->kv->k + attention_region(t, pos) * t->key_bytes;
+}
+
+static inline const uint8_t *attention_values(const struct attention_tile *t, int pos)
+{
+    return t->kv->v + attention_region(t, pos) * t->value_bytes;
 }
 
 /* The same, or `otherwise` where the walk has no such position. */
-static inline const uint8_t *attention_region_or(const struct attention_tile *t, const uint8_t *base, int pos,
+static inline const uint8_t *attention_keys_or(const struct attention_tile *t, int pos,
+                                               const uint8_t *otherwise)
+{
+    return pos < t->walk_end ? attention_keys(t, pos) : otherwise;
+}
+
+static inline const uint8_t *attention_values_or(const struct attention_tile *t, int pos,
                                                  const uint8_t *otherwise)
 {
-    return pos < t->walk_end ? attention_region(t, base, pos) : otherwise;
+    return pos < t->walk_end ? attention_values(t, pos) : otherwise;
 }
 
 /* The float query of row r. */

@@ -26,12 +26,13 @@ static struct scene make_scene(const struct checkkern_env *env, uint64_t *seed, 
     s.round_q = round % 2;
     s.n_head = n_kv * checkkern_int(seed, 1, round % 5 == 4 ? 20 : 8);
     s.n_block = (s.n_key + KV_BLOCK - 1) / KV_BLOCK;
-    size_t bytes = kv_block_bytes(type, n_kv, d) * (size_t)s.n_block, width = (size_t)(s.n_head * d);
+    size_t keys = kv_block_key_bytes(type, n_kv, d) * (size_t)s.n_block,
+           values = kv_block_value_bytes(type, n_kv, d) * (size_t)s.n_block, width = (size_t)(s.n_head * d);
     s.kv = (struct kv_layer){
-        type, arena_alloc(env->arena, bytes, 1), arena_alloc(env->arena, bytes, 1), s.n_block, n_kv, d, 0.02f,
+        type, arena_alloc(env->arena, keys, 1), arena_alloc(env->arena, values, 1), s.n_block, n_kv, d, 0.02f,
         0.03f};
-    memset(s.kv.k, 0xff, bytes); /* NaN in every type */
-    memset(s.kv.v, 0xff, bytes);
+    memset(s.kv.k, 0xff, keys); /* NaN in every type */
+    memset(s.kv.v, 0xff, values);
     s.table = arena_alloc(env->arena, (size_t)s.n_block, sizeof(*s.table));
     for (int b = 0; b < s.n_block; b++)
         s.table[b] = s.n_block - 1 - b;

@@ -68,7 +68,7 @@ static void true_operand(const struct operand *op, int row, enum compute mode, c
         double v = (double)x[i];
         if (mode == COMPUTE_INT8 && w->type == WEIGHT_NVFP4) {
             k = (i & ~7) + order[i & 7]; /* of the element in place i */
-            v = op->i8[at + (size_t)i] * checkkern_int8_step(op, row, i);
+            v = checkkern_int8(op, row, i) * checkkern_int8_step(op, row, i);
         } else if (mode == COMPUTE_BF16 && w->type == WEIGHT_NVFP4 && op->i16) {
             size_t group = (at + (size_t)i) / FP4_GROUP;
             v = op->i16[at + (size_t)i] * (double)op->i16_group[group].unit;
@@ -125,16 +125,23 @@ static struct gemm_job case_job(const struct gemm_case *c, float *y)
                              .accumulate = c->accumulate};
 }
 
-static double true_output(const struct gemm_case *c, int col, const double *x, float *w_row,
+static void true_weights(const struct gemm_case *c, const struct weight *w, int row, int col, float *w_row)
+{
+    weight_row_to_float(w, col, w_row);
+    if (c->mode == COMPUTE_INT8 && w->type == WEIGHT_NVFP4)
+        checkkern_int8_weights(&c->op, row, w, col, w_row);
+}
+
+static double true_output(const struct gemm_case *c, int row, int col, const double *x, float *w_row,
                           double *tolerance)
 {
     double magnitude, v;
-    weight_row_to_float(&c->w, col, w_row);
+    true_weights(c, &c->w, row, col, w_row);
     v = true_dot(w_row, x, c->w.k, &magnitude);
     *tolerance = TOLERANCE * magnitude + 1e-30;
     if (c->gated) {
         double up_magnitude, silu = v / (1.0 + exp(-v)), slope = 1.1;
-        weight_row_to_float(&c->up, col, w_row);
+        true_weights(c, &c->up, row, col, w_row);
         double up = true_dot(w_row, x, c->w.k, &up_magnitude);
         *tolerance =
             slope * *tolerance * fabs(up) + TOLERANCE * (fabs(silu) * up_magnitude + fabs(silu * up));
@@ -158,7 +165,7 @@ static bool check_values(const struct gemm_case *c, const float *y, struct check
         const float *row = y + (size_t)i * (size_t)c->ldy;
         true_operand(&c->op, i, c->mode, &c->w, c->x + (size_t)i * (size_t)c->w.k, x);
         for (int col = 0; ok && col < c->w.n; col++) {
-            double tolerance, v = true_output(c, col, x, w_row, &tolerance);
+            double tolerance, v = true_output(c, i, col, x, w_row, &tolerance);
             ok = checkkern_case(r, checkkern_near(r, (double)row[col], v, tolerance),
                                 "m=%d n=%d k=%d gated=%d: y[%d,%d] = %g, expected %g +- %g", c->m, c->w.n,
                                 c->w.k, c->gated, i, col, (double)row[col], v, tolerance);
@@ -333,7 +340,8 @@ static bool same_row(const float *a, const float *b, int n)
 }
 
 /* Rows among the others with what kernels could take in different ways: no number, an infinite one (16-bit
- * integers make either NaN), numbers so small that they may vanish, and so large that sums overflow. */
+ * integers make either NaN, int8 in blocks no finite number), numbers so small that they may vanish, and so
+ * large that sums overflow. */
 #define ROW_NAN      5
 #define ROW_INFINITE 20
 
@@ -353,14 +361,16 @@ static bool check_row_counts(const struct gemm_case *whole, struct checkkern_rep
 {
     struct gemm_case c = *whole;
     float *alone = fresh_output(&c);
-    bool integers = gemm_form_for(gemm_table_for(c.env->level), c.w.type, c.mode) == GEMM_I16;
+    enum gemm_form form = gemm_form_for(gemm_table_for(c.env->level), c.w.type, c.mode);
     c.m = 1;
     for (int32_t i = 0; i < whole->m; i++) {
         struct gemm_job job = case_job(&c, alone + (size_t)i * (size_t)c.ldy);
         job.row = &i;
         run_case(&c, c.env->pool, &job, 1);
-        for (int col = 0; integers && (i == ROW_NAN || i == ROW_INFINITE) && col < c.w.n; col++)
-            checkkern_case(r, isnan(job.y[col]), "row %d, column %d is %g", i, col, (double)job.y[col]);
+        bool lost = i == ROW_NAN || i == ROW_INFINITE;
+        for (int col = 0; lost && (form == GEMM_I16 || form == GEMM_I8B) && col < c.w.n; col++)
+            checkkern_case(r, form == GEMM_I16 ? isnan(job.y[col]) : !isfinite(job.y[col]),
+                           "row %d, column %d is %g", i, col, (double)job.y[col]);
     }
     for (c.m = 1; c.m <= whole->m; c.m++) {
         float *y = fresh_output(&c);

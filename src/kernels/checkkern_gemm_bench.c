@@ -113,6 +113,7 @@ static enum checkkern_unit unit_of(enum cpu_level level, enum weight_type type, 
     case GEMM_I16:
         return CHECKKERN_BF16;
     case GEMM_I8:
+    case GEMM_I8B:
         return CHECKKERN_I8;
     default:
         return CHECKKERN_F32;

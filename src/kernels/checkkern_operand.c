@@ -1,17 +1,61 @@
 /* Checks of prepared activations: rounding, padding, integers and what belongs to them. */
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "fp4/fp4.h"
 #include "kernels/checkkern.h"
 #include "kernels/checkkern_gemm.h"
 #include "kernels/gemm_tile.h"
 
+static const struct i8_block *block_of(const struct operand *op, int row, int i)
+{
+    return op->i8_block + row * operand_i8_scales(op->k_pad) + i / I8_BLOCK;
+}
+
+int checkkern_int8(const struct operand *op, int row, int i)
+{
+    if (op->i8_block)
+        return block_of(op, row, i)->q[i % I8_BLOCK];
+    return op->i8[(size_t)row * (size_t)op->k_pad + (size_t)i];
+}
+
+int checkkern_int8_bias(const struct operand *op, int row, int i)
+{
+    if (op->i8_block)
+        return block_of(op, row, i)->bias[i % I8_BLOCK / FP4_GROUP];
+    return op->i8_group[((size_t)row * (size_t)op->k_pad + (size_t)i) / FP4_GROUP].bias;
+}
+
 double checkkern_int8_step(const struct operand *op, int row, int i)
 {
+    if (op->i8_block) {
+        const struct i8_block *b = block_of(op, row, i);
+        return ldexp((double)b->scale, I8_SHIFT_MAX - b->finer[i % I8_BLOCK / FP4_GROUP]);
+    }
     size_t group = ((size_t)row * (size_t)op->k_pad + (size_t)i) / FP4_GROUP;
     float scale = op->i8_scale[row * operand_i8_scales(op->k_pad) + i / 64];
     return ldexp((double)scale, op->i8_group[group].shift);
+}
+
+void checkkern_int8_weights(const struct operand *op, int row, const struct weight *weight, int col, float *w)
+{
+    int k = weight->k, n_group = k / FP4_GROUP;
+    if (!op->i8_block)
+        return;
+    uint8_t *elements = malloc((size_t)k), *scales = malloc((size_t)n_group);
+    weight_read(weight, col, elements, scales);
+    for (int g = 0; g < n_group; g++) {
+        int most = 1, exponent = scales[g] >> 3 ? scales[g] >> 3 : 1, mantissa = scales[g] - 8 * exponent + 8;
+        for (int i = g / 4 * 4; i < n_group && i < g / 4 * 4 + 4; i++)
+            most = scales[i] >> 3 > most ? scales[i] >> 3 : most;
+        int down = most - exponent, finer = block_of(op, row, g * FP4_GROUP)->finer[g % 4];
+        double kept = ldexp(mantissa << 10 >> down >> finer, down + finer - 10);
+        for (int i = g * FP4_GROUP; mantissa && i < (g + 1) * FP4_GROUP; i++)
+            w[i] *= (float)(kept / mantissa);
+    }
+    free(elements);
+    free(scales);
 }
 
 /* 16-bit integers of a group within their step of x, their bytes and bias. */
@@ -88,15 +132,15 @@ bool checkkern_prepare(const struct checkkern_env *env, struct checkkern_report 
             checkkern_case(r, op.bf16[at] == bf16_from_float(v), "k=%d: bf16[%d,%d]", k, row, col);
             if (op.f32)
                 checkkern_case(r, op.f32[at] == bf16_to_float(op.bf16[at]), "k=%d: f32[%d,%d]", k, row, col);
-            double step = checkkern_int8_step(&op, row, at % op.k_pad), q = op.i8[at] * step;
+            double step = checkkern_int8_step(&op, row, col), q = checkkern_int8(&op, row, col) * step;
             checkkern_case(r, checkkern_near(r, q, (double)q_v, 0.5001 * step + 1e-30),
                            "k=%d: i8[%d,%d] = %g for %g", k, row, col, q, (double)q_v);
             if (col % FP4_GROUP == 0) {
                 int sum = 0;
                 for (int i = 0; i < FP4_GROUP; i++)
-                    sum += op.i8[at + i];
-                checkkern_case(r, op.i8_group[at / FP4_GROUP].bias == -12 * sum, "k=%d: bias of group %d", k,
-                               at / 16);
+                    sum += checkkern_int8(&op, row, col + i);
+                checkkern_case(r, checkkern_int8_bias(&op, row, col) == -12 * sum, "k=%d: bias of group %d",
+                               k, at / 16);
             }
         }
         check_i16(env, &seed, r);

@@ -203,7 +203,8 @@ static bool qkv_round(const struct checkkern_env *env, struct checkkern_report *
                         : round % 3 == 1 ? KV_BF16
                                          : kv_kept(kernels_at(env->level), KV_BF16);
     size_t nq = (size_t)(heads * d), nk = (size_t)(n_kv * d), tok = (size_t)n;
-    size_t bytes = kv_block_bytes(type, n_kv, d) * BLOCKS;
+    size_t keys = kv_block_key_bytes(type, n_kv, d) * BLOCKS,
+           values = kv_block_value_bytes(type, n_kv, d) * BLOCKS;
     float *q0 = random_rows(env, seed, nq * tok, 2), *k0 = random_rows(env, seed, nk * tok, 2);
     float *q = arena_alloc(env->arena, nq * tok, 4), *k = arena_alloc(env->arena, nk * tok, 4);
     float *v = random_rows(env, seed, nk * tok, 2), key[256], value[256];
@@ -212,7 +213,7 @@ static bool qkv_round(const struct checkkern_env *env, struct checkkern_report *
     float *v0 = arena_alloc(env->arena, nk * tok, 4), *norm = random_rows(env, seed, (size_t)d, 1);
     memcpy(v0, v, nk * tok * 4);
     struct kv_layer kv = {
-        type, arena_alloc(env->arena, bytes, 1), arena_alloc(env->arena, bytes, 1), BLOCKS, n_kv, d, 1, 1};
+        type, arena_alloc(env->arena, keys, 1), arena_alloc(env->arena, values, 1), BLOCKS, n_kv, d, 1, 1};
     int32_t *pos = arena_alloc(env->arena, tok, 4), *slot = arena_alloc(env->arena, tok, 4);
     for (int t = 0; t < n; t++) {
         pos[t] = checkkern_int(seed, 0, POSITIONS - 1);

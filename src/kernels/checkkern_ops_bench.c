@@ -136,13 +136,14 @@ struct cache_bench {
 
 static void make_cache(const struct checkkern_env *env, struct cache_bench *b, enum kv_type type, int n_block)
 {
-    size_t bytes = kv_block_bytes(type, KV_HEADS, HEAD_DIM) * (size_t)n_block;
-    *b = (struct cache_bench){.n_layer = (int)(SPREAD_BYTES / (2 * bytes)) + 1};
+    size_t keys = kv_block_key_bytes(type, KV_HEADS, HEAD_DIM) * (size_t)n_block;
+    size_t bytes = keys + kv_block_value_bytes(type, KV_HEADS, HEAD_DIM) * (size_t)n_block;
+    *b = (struct cache_bench){.n_layer = (int)(SPREAD_BYTES / bytes) + 1};
     b->layer = arena_alloc(env->arena, (size_t)b->n_layer, sizeof(*b->layer));
     for (int l = 0; l < b->n_layer; l++) {
-        uint8_t *k = arena_alloc(env->arena, 2 * bytes, 1);
-        memset(k, 0x3c, 2 * bytes); /* about 0.01 in every type but FP8, where it is 1.5 */
-        b->layer[l] = (struct kv_layer){type, k, k + bytes, n_block, KV_HEADS, HEAD_DIM, 1, 1};
+        uint8_t *k = arena_alloc(env->arena, bytes, 1);
+        memset(k, 0x3c, bytes); /* about 0.01 in every type but FP8, where it is 1.5 */
+        b->layer[l] = (struct kv_layer){type, k, k + keys, n_block, KV_HEADS, HEAD_DIM, 1, 1};
     }
 }
 
@@ -233,7 +234,9 @@ static void bench_attention(const struct checkkern_env *env, struct checkkern_be
     double seconds = time_best(env, call_attention, &b, n_tok > 1 ? 2 : b.n_layer);
     snprintf(name, sizeof(name), "attention %s%s %s, %d keys (%.0f us)", kv_type_name(type),
              round_q ? ", q rounded," : "", n_tok > 1 ? "prefill 512" : "decode", n_key, seconds * 1e6);
-    double bytes = 2.0 * (double)kv_block_bytes(type, KV_HEADS, HEAD_DIM) * n_block;
+    double bytes = (double)(kv_block_key_bytes(type, KV_HEADS, HEAD_DIM) +
+                            kv_block_value_bytes(type, KV_HEADS, HEAD_DIM)) *
+                   n_block;
     bool f32 = type == KV_F32 || env->level < CPU_AVX512; /* which has products of bf16 */
     checkkern_add(out, name, seconds, bytes, 2 * product,
                   f32                     ? CHECKKERN_F32

@@ -105,6 +105,9 @@ static void set_row(struct gemm_tile *t, int slot, enum gemm_form form, const st
         t->x_scale[slot] = x->i8_scale + at / (size_t)x->k_pad * (size_t)operand_i8_scales(x->k_pad);
         t->x_group[slot] = x->i8_group + at / FP4_GROUP;
         return;
+    case GEMM_I8B:
+        t->x[slot] = x->i8_block + at / (size_t)x->k_pad * (size_t)operand_i8_scales(x->k_pad);
+        return;
     case GEMM_I16:
         t->x[slot] = x->i16_bytes + 2 * at;
         t->x_unit[slot] = x->i16_group + at / FP4_GROUP;

@@ -30,6 +30,15 @@ struct i8_group {
     int32_t shift; /* 0 .. 8                                       */
 };
 
+/* 64 elements of an int8 operand with all that belongs to them, as AVX-512 reads them: one stream a row.
+ * x = q * 2^-finer * amax / 127. */
+struct i8_block {
+    int8_t q[64];      /* each 8 in the order k = 0 4 1 5 2 6 3 7                      */
+    int32_t bias[4];   /* of each 16: -12 * their sum                                  */
+    uint16_t finer[4]; /* of each 16: 0 .. 8                                           */
+    float scale;       /* of all 64: amax / 127 * 2^-8                                 */
+};
+
 /* 16 elements of an operand of 16-bit integers. */
 struct i16_group {
     float unit;   /* x = integer * unit, a power of two; NaN where an element is infinite or no number */
@@ -45,11 +54,13 @@ struct operand {
     const float *f32;     /* (m, k_pad); its values are bf16 unless strict or w4a4. NULL where weights of BF16
                            * are multiplied with bf16: gemm_run makes floats of those if it needs them */
     const uint16_t *bf16; /* (m, k_pad): bf16 and int8 modes                                       */
-    const int8_t *i8;     /* (m, k_pad): int8 mode; each 8 in the order k = 0 4 1 5 2 6 3 7        */
+    const int8_t *i8;     /* (m, k_pad): int8 mode; each 8 in the order k = 0 4 1 5 2 6 3 7. NULL where
+                           * the same is in blocks                                                 */
     /* x = i8 * 2^shift * i8_scale: a scale for each 64, in which each 16 have a power of two of their own
      */
     const float *i8_scale;           /* (m, operand_i8_scales(k_pad)) */
     const struct i8_group *i8_group; /* (m, k_pad / 16)               */
+    const struct i8_block *i8_block; /* (m, operand_i8_scales(k_pad)) */
     /* bf16 mode where the processor multiplies 16-bit integers faster than floats, for NVFP4 in place of
      * bf16: each 16 with a power of two of their own as unit, so that none is off by more than 1/32000 of the
      * largest of them (bf16: 1/512 of itself). Groups whose largest is below I16_LEAST are zero. */

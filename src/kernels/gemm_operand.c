@@ -25,6 +25,9 @@ static void prepare_row(gemm_row_fn *fn, const struct operand *op, int i, const 
         row.i8_scale = (float *)(uintptr_t)op->i8_scale + (size_t)i * (size_t)operand_i8_scales(op->k_pad);
         row.i8_group = (struct i8_group *)(uintptr_t)op->i8_group + at / FP4_GROUP;
     }
+    if (op->i8_block)
+        row.i8_block =
+            (struct i8_block *)(uintptr_t)op->i8_block + (size_t)i * (size_t)operand_i8_scales(op->k_pad);
     if (op->i16) {
         row.i16 = (int16_t *)(uintptr_t)op->i16 + at;
         row.i16_bytes = (int8_t *)(uintptr_t)op->i16_bytes + 2 * at;
@@ -56,9 +59,12 @@ static void open_with(const struct gemm_table *table, struct arena *arena, enum 
         out->bf16 = arena_alloc(arena, n, sizeof(uint16_t));
     if (!out->bf16 || gemm_form_for(table, WEIGHT_BF16, mode) != GEMM_BF16)
         out->f32 = arena_alloc(arena, n, sizeof(float));
-    if (mode == COMPUTE_INT8) {
+    size_t n_block = (size_t)m * (size_t)operand_i8_scales(k_pad);
+    if (gemm_form_for(table, WEIGHT_NVFP4, mode) == GEMM_I8B)
+        out->i8_block = arena_alloc(arena, n_block, sizeof(struct i8_block));
+    if (gemm_form_for(table, WEIGHT_NVFP4, mode) == GEMM_I8) {
         out->i8 = arena_alloc(arena, n, 1);
-        out->i8_scale = arena_alloc(arena, (size_t)m * (size_t)operand_i8_scales(k_pad), sizeof(float));
+        out->i8_scale = arena_alloc(arena, n_block, sizeof(float));
         out->i8_group = arena_alloc(arena, n / FP4_GROUP, sizeof(struct i8_group));
     }
     if (gemm_form_for(table, WEIGHT_NVFP4, mode) == GEMM_I16) {

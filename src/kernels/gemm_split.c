@@ -19,6 +19,7 @@ static struct operand *operand_rows(struct arena *scratch, const struct operand 
     part->i8 = x->i8 ? x->i8 + at : NULL;
     part->i8_scale = x->i8_scale ? x->i8_scale + (size_t)first * (size_t)operand_i8_scales(x->k_pad) : NULL;
     part->i8_group = x->i8_group ? x->i8_group + at / FP4_GROUP : NULL;
+    part->i8_block = x->i8_block ? x->i8_block + (size_t)first * (size_t)operand_i8_scales(x->k_pad) : NULL;
     part->i16 = x->i16 ? x->i16 + at : NULL;
     part->i16_bytes = x->i16_bytes ? x->i16_bytes + 2 * at : NULL;
     part->i16_group = x->i16_group ? x->i16_group + at / FP4_GROUP : NULL;

@@ -59,6 +59,8 @@ const struct gemm_table *gemm_table_for(enum cpu_level level)
 
 enum gemm_form gemm_form_for(const struct gemm_table *t, enum weight_type type, enum compute mode)
 {
+    if (mode == COMPUTE_INT8 && t->tile[type][GEMM_I8B])
+        return GEMM_I8B;
     if (mode == COMPUTE_INT8 && t->tile[type][GEMM_I8])
         return GEMM_I8;
     if ((mode == COMPUTE_INT8 || mode == COMPUTE_BF16) && t->tile[type][GEMM_BF16])

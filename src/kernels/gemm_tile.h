@@ -4,17 +4,19 @@
  * is one chain of operations over K whose order depends on the weight type and operand form alone: this is
  * where the contract of gemm.h (the same bits for any m) is kept. Within NVFP4 that order is, for each group
  * of 16: a dot product of codes and x from zero, then sum = fma(block scale, dot, sum); in int8, such sums of
- * 64 elements from zero, each dot shifted left first, and then sum = fma(x's scale, sum of 64, sum). With x
- * of 16-bit integers a dot is exact, and sum = fma(block scale * x's unit, dot, sum). */
+ * 64 elements from zero, each dot shifted left first, and then sum = fma(x's scale, sum of 64, sum). In int8
+ * of blocks sums of 64 are exact integers (cpu/gemm_nvfp4_i8_avx512.c). With x of 16-bit integers a dot is
+ * exact, and sum = fma(block scale * x's unit, dot, sum). */
 #ifndef NYB_KERNELS_GEMM_TILE_H
 #define NYB_KERNELS_GEMM_TILE_H
 
 #include "base/cpu.h"
 #include "kernels/gemm.h"
 
-#define GEMM_TILE_ROW 12 /* at most, of x */
+#define GEMM_TILE_ROW 32 /* at most, of x */
 
-enum gemm_form { GEMM_F32, GEMM_BF16, GEMM_I8, GEMM_I16, GEMM_FORM_COUNT }; /* of x */
+/* Of x. I8B: int8 in blocks of 64. */
+enum gemm_form { GEMM_F32, GEMM_BF16, GEMM_I8, GEMM_I8B, GEMM_I16, GEMM_FORM_COUNT };
 
 struct gemm_tile {
     const uint8_t *panel[2]; /* second: gate's partner, or the next panel         */
@@ -96,6 +98,7 @@ struct gemm_row {
     int8_t *i8;
     float *i8_scale; /* both as in struct operand */
     struct i8_group *i8_group;
+    struct i8_block *i8_block;
     int16_t *i16;
     int8_t *i16_bytes;
     struct i16_group *i16_group;
@@ -104,7 +107,7 @@ typedef void gemm_row_fn(const struct gemm_row *r);
 
 /* int8 operands: blocks of 64 share a scale amax / 127 * 2^-8, and a group of 16 whose own amax is smaller by
  * a factor of 2^e (rounded down, 8 at most) is finer by as much: its shift is 8 - e. Blocks whose amax is
- * below I8_LEAST, or not finite, are zero. */
+ * below I8_LEAST are zero. Those above I8_MOST are, too, or, of I8B, make what they meet infinite or NaN. */
 #define I8_BLOCK     64
 #define I8_SHIFT_MAX 8
 #define I8_LEAST     1e-30f

@@ -20,15 +20,16 @@ enum kv_type {
 #define KV_BLOCK 16 /* tokens a block */
 
 /* One layer's cache. Block b holds, for each KV head, KV_BLOCK keys and KV_BLOCK values; the layout inside
- * belongs to the kernels (kv_block_bytes tells the size). */
+ * belongs to the kernels, which tell the size. */
 struct kv_layer {
     enum kv_type type;
-    uint8_t *k, *v; /* (n_block) blocks of kv_block_bytes() each */
+    uint8_t *k, *v; /* (n_block) blocks of kv_block_key_bytes(), of kv_block_value_bytes() */
     int n_block;
     int n_kv_head, head_dim;
     float k_scale, v_scale; /* FP8: stored = x / scale */
 };
-size_t kv_block_bytes(enum kv_type type, int n_kv_head, int head_dim); /* of k, and again of v */
+size_t kv_block_key_bytes(enum kv_type type, int n_kv_head, int head_dim);
+size_t kv_block_value_bytes(enum kv_type type, int n_kv_head, int head_dim);
 
 /* One step, as plain data so that it can be broadcast as bytes. Written by the scheduler, read-only after. */
 struct batch {

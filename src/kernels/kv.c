@@ -16,15 +16,24 @@ int kv_pad(enum kv_type type, int head_dim)
     return (head_dim + to - 1) / to * to;
 }
 
-size_t kv_head_bytes(enum kv_type type, int head_dim)
+size_t kv_value_bytes(enum kv_type type, int head_dim)
 {
-    return (size_t)KV_BLOCK * (size_t)kv_pad(type, head_dim) * element_bytes(type) +
-           (type == KV_I16 ? KV_I16_UNITS : 0);
+    return (size_t)KV_BLOCK * (size_t)kv_pad(type, head_dim) * element_bytes(type);
 }
 
-size_t kv_block_bytes(enum kv_type type, int n_kv_head, int head_dim)
+size_t kv_key_bytes(enum kv_type type, int head_dim)
 {
-    return (size_t)n_kv_head * kv_head_bytes(type, head_dim);
+    return kv_value_bytes(type, head_dim) + (type == KV_I16 ? KV_I16_UNITS : 0);
+}
+
+size_t kv_block_key_bytes(enum kv_type type, int n_kv_head, int head_dim)
+{
+    return (size_t)n_kv_head * kv_key_bytes(type, head_dim);
+}
+
+size_t kv_block_value_bytes(enum kv_type type, int n_kv_head, int head_dim)
+{
+    return (size_t)n_kv_head * kv_value_bytes(type, head_dim);
 }
 
 const char *kv_type_name(enum kv_type type)
@@ -33,13 +42,21 @@ const char *kv_type_name(enum kv_type type)
     return name[type];
 }
 
-/* Start of a head's region in the block that holds `slot`. */
-static uint8_t *region(const struct kv_layer *kv, uint8_t *base, int32_t slot, int head)
+/* Which of all regions is a head's in the block that holds `slot`. */
+static size_t region(const struct kv_layer *kv, int32_t slot, int head)
 {
     ASSERT(slot >= 0 && slot / KV_BLOCK < kv->n_block && head >= 0 && head < kv->n_kv_head);
-    size_t head_bytes = kv_head_bytes(kv->type, kv->head_dim);
-    size_t block = (size_t)(slot / KV_BLOCK);
-    return base + (block * (size_t)kv->n_kv_head + (size_t)head) * head_bytes;
+    return (size_t)(slot / KV_BLOCK) * (size_t)kv->n_kv_head + (size_t)head;
+}
+
+static uint8_t *key_region(const struct kv_layer *kv, int32_t slot, int head)
+{
+    return kv->k + region(kv, slot, head) * kv_key_bytes(kv->type, kv->head_dim);
+}
+
+static uint8_t *value_region(const struct kv_layer *kv, int32_t slot, int head)
+{
+    return kv->v + region(kv, slot, head) * kv_value_bytes(kv->type, kv->head_dim);
 }
 
 /* The layouts of kv.h for token j of a block, dimension by dimension. */
@@ -109,13 +126,13 @@ static void put_fp8(const struct kv_layer *kv, uint8_t *kd, uint8_t *vd, size_t 
 
 static size_t units_at(const struct kv_layer *kv)
 {
-    return kv_head_bytes(KV_I16, kv->head_dim) - KV_I16_UNITS;
+    return kv_value_bytes(KV_I16, kv->head_dim);
 }
 
-static float get_unit(const struct kv_layer *kv, const uint8_t *key_region, size_t j)
+static float get_unit(const struct kv_layer *kv, const uint8_t *keys, size_t j)
 {
     float unit;
-    memcpy(&unit, key_region + units_at(kv) + 4 * j, 4);
+    memcpy(&unit, keys + units_at(kv) + 4 * j, 4);
     return unit;
 }
 
@@ -146,7 +163,7 @@ static float get(const uint8_t *base, enum kv_type type, size_t index, float sca
 
 void kv_store(const struct kv_layer *kv, int32_t slot, int head, const float *k, const float *v)
 {
-    uint8_t *kd = region(kv, kv->k, slot, head), *vd = region(kv, kv->v, slot, head);
+    uint8_t *kd = key_region(kv, slot, head), *vd = value_region(kv, slot, head);
     size_t j = (size_t)(slot % KV_BLOCK), pad = (size_t)kv_pad(kv->type, kv->head_dim);
     if (kv->type == KV_F32)
         put_f32(kd, vd, pad, j, k, v, (size_t)kv->head_dim);
@@ -176,7 +193,7 @@ static inline void load_as(const enum kv_type type, const struct kv_layer *kv, c
 
 void kv_load(const struct kv_layer *kv, int32_t slot, int head, float *k, float *v)
 {
-    const uint8_t *ks = region(kv, kv->k, slot, head), *vs = region(kv, kv->v, slot, head);
+    const uint8_t *ks = key_region(kv, slot, head), *vs = value_region(kv, slot, head);
     const size_t j = (size_t)(slot % KV_BLOCK);
     switch (kv->type) {
     case KV_F32:

@@ -1,7 +1,7 @@
 /* The layout inside a KV cache block, and the access to it that is not speed-critical.
  *
- * A block holds one region of kv_head_bytes() for each KV head. With i the dimension and j the token of the
- * block (0..15), keys are laid out so that 16 tokens fill the lanes of a vector, values so that the
+ * A block holds a region of keys and one of values for each KV head. With i the dimension and j the token of
+ * the block (0..15), keys are laid out so that 16 tokens fill the lanes of a vector, values so that the
  * dimensions do; bf16 and FP8 put the two terms of one vdpbf16ps lane side by side:
  *
  *          key region                            value region (pad = kv_pad(), never read as output)
@@ -9,7 +9,7 @@
  *   bf16   [d/2][16][2]    2 dimensions a lane   [8][pad][2]   2 tokens a lane
  *   fp8    the same order in bytes, but each 64 bytes are shuffled so that unpacking the low and the high
  *          bytes of every 128-bit lane gives two vectors in order: see kv_fp8_shuffle
- *   i16    as bf16, and behind it [16] floats    as bf16, and behind it 64 bytes that nobody reads
+ *   i16    as bf16, and behind it [16] floats    as bf16
  *
  * Keys as integers are multiples of a unit of their own, of which the whole key has KV_I16_NORM: so a dot
  * product with a query that is kept alike fits 32 bits, for any number of dimensions, and no element is
@@ -24,11 +24,12 @@
 #define KV_HEAD_DIM_STEP 8                          /* a head has a multiple of this many dimensions */
 #define KV_I16_NORM      32766                      /* below 2^15, and what rounding adds */
 #define KV_I16_LEAST     1e-30                      /* a row with a lesser norm is zeros */
-#define KV_I16_UNITS     (KV_BLOCK * sizeof(float)) /* bytes at the end of a region */
+#define KV_I16_UNITS     (KV_BLOCK * sizeof(float)) /* bytes at the end of a key region */
 
-int kv_pad(enum kv_type type, int head_dim);           /* value dimensions with padding       */
-size_t kv_head_bytes(enum kv_type type, int head_dim); /* one head's keys, or values, a block */
-double kv_norm(const float *x, size_t d);              /* of a row of a head                  */
+int kv_pad(enum kv_type type, int head_dim);            /* value dimensions with padding       */
+size_t kv_key_bytes(enum kv_type type, int head_dim);   /* a region of keys                   */
+size_t kv_value_bytes(enum kv_type type, int head_dim); /* of values                          */
+double kv_norm(const float *x, size_t d);               /* of a row of a head                  */
 const char *kv_type_name(enum kv_type type);
 
 /* One token's key and value of one head, (head_dim) each, rounded to the cache's type. */

@@ -280,9 +280,10 @@ size_t model_kv_block_bytes(const struct model *m)
     int local = comm_local_size(m->comm);
     if (m->device)
         return device_kv_block_bytes(m->device, m->kv_type);
-    return 2 * (size_t)c->n_layer *
-           kv_block_bytes(kv_kept(kernels_cpu(), m->kv_type), c->shard.kv_head.count, c->head_dim) *
-           (size_t)local;
+    const enum kv_type kept = kv_kept(kernels_cpu(), m->kv_type);
+    const size_t one = kv_block_key_bytes(kept, c->shard.kv_head.count, c->head_dim) +
+                       kv_block_value_bytes(kept, c->shard.kv_head.count, c->head_dim);
+    return (size_t)c->n_layer * one * (size_t)local;
 }
 
 uint64_t model_kv_room(const struct model *m)
@@ -321,12 +322,14 @@ enum nyb_code model_kv_reserve(struct model *m, int n_block, struct nyb_err *err
     m->kv_slab = slab;
     m->kv_bytes = bytes;
     m->kv = mem_alloc((size_t)c->n_layer, sizeof(*m->kv));
-    size_t half = bytes / (2 * (size_t)c->n_layer);
+    const enum kv_type kept = kv_kept(kernels_cpu(), m->kv_type);
+    const size_t layer = bytes / (size_t)c->n_layer;
+    const size_t keys = kv_block_key_bytes(kept, c->shard.kv_head.count, c->head_dim) * (size_t)n_block;
     for (int i = 0; i < c->n_layer; i++)
         m->kv[i] = (struct kv_layer){
-            .type = kv_kept(kernels_cpu(), m->kv_type),
-            .k = m->kv_slab + 2 * (size_t)i * half,
-            .v = m->kv_slab + (2 * (size_t)i + 1) * half,
+            .type = kept,
+            .k = m->kv_slab + (size_t)i * layer,
+            .v = m->kv_slab + (size_t)i * layer + keys,
             .n_block = n_block,
             .n_kv_head = c->shard.kv_head.count,
             .head_dim = c->head_dim,

@@ -20,7 +20,9 @@ static void client_address(const struct exchange *x, char *text, size_t cap)
         MHD_get_connection_info(x->mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     const struct sockaddr *a = info ? info->client_addr : NULL;
     socklen_t len = a && a->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    if (!a || getnameinfo(a, len, text, (socklen_t)cap, NULL, 0, NI_NUMERICHOST) != 0)
+    if (a && a->sa_family == AF_UNIX)
+        snprintf(text, cap, "unix");
+    else if (!a || getnameinfo(a, len, text, (socklen_t)cap, NULL, 0, NI_NUMERICHOST) != 0)
         snprintf(text, cap, "-");
 }
 

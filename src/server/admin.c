@@ -27,6 +27,17 @@ struct admin {
     struct admin_facts facts; /* under lock */
 };
 
+/* An upload would be the first to find out. */
+static enum nyb_code try_upload_dir(const char *dir, struct nyb_err *err)
+{
+    struct nyb_upload *u;
+    if (!dir)
+        return NYB_OK;
+    TRY(nyb_upload_open(&u, dir, 1, err));
+    nyb_upload_close(u);
+    return NYB_OK;
+}
+
 enum nyb_code admin_open(struct server *s, struct nyb_err *err)
 {
     const struct serve_config *c = s->config;
@@ -34,6 +45,7 @@ enum nyb_code admin_open(struct server *s, struct nyb_err *err)
     pthread_mutex_init(&a->lock, NULL);
     s->admin = a; /* closed by admin_close in any case */
     TRY(auth_open(&a->auth, &c->admin_api_key, c->admin_api_key_file, "admin-api-key", err));
+    TRY(try_upload_dir(c->upload_dir, err));
     return admin_roots_open(&a->roots, &c->weights_root, err);
 }
 
@@ -71,6 +83,12 @@ char *admin_folder(const struct admin *a, const char *path, int *status, struct 
     return admin_roots_find(&a->roots, path, status, err);
 }
 
+enum nyb_code admin_renew(struct server *s, struct nyb_err *err)
+{
+    const struct serve_config *c = s->config;
+    return auth_renew(&s->admin->auth, &c->admin_api_key, c->admin_api_key_file, "admin-api-key", err);
+}
+
 /* ---- who may ------------------------------------------------------------------------------------- */
 
 /* "localhost", "127.x.y.z" or "[::1]", with or without a port. A page of another name that resolves to this
@@ -98,6 +116,8 @@ static const char *why_not_local(const struct exchange *x)
         "Origin",    "Sec-Fetch-Site",  "Referer"};
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(x->mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    if (info && info->client_addr && info->client_addr->sa_family == AF_UNIX)
+        return "behind a Unix socket there may be a proxy";
     if (!info || !listen_is_loopback(info->client_addr))
         return "this request comes from another machine";
     for (size_t i = 0; i < COUNT_OF(between); i++)

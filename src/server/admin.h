@@ -22,6 +22,8 @@ struct work *admin_work(const struct admin *a);
 
 /* ---- in the loop */
 
+/* Read the admin keys' file again. After an error the old ones stay. */
+enum nyb_code admin_renew(struct server *s, struct nyb_err *err) NYB_MUST_CHECK;
 /* False: the reply says why not. */
 bool admin_may(struct exchange *x);
 /* The parameters of a query become the body where there is none, for an admin endpoint takes either. */

@@ -79,10 +79,6 @@ static enum nyb_code read_echo(struct completion *c, struct nyb_err *err)
         c->j->sampling.max_tokens = MAX_TOKENS_DEFAULT;
     if (!c->echo)
         return NYB_OK;
-    if (c->j->g->stream && c->j->g->n_logprob != NYB_UNSET)
-        return err_at(err, NYB_E_ARG, "echo", -1,
-                      "echo with logprobs is not available when stream is true. "
-                      "(parameter=echo)");
     c->hides = c->j->sampling.max_tokens == 0;
     if (c->hides)
         c->j->sampling.max_tokens = 1;

@@ -66,6 +66,16 @@ enum nyb_code auth_open(struct auth **out, const struct config_list *keys, const
     return code;
 }
 
+enum nyb_code auth_renew(struct auth **a, const struct config_list *keys, const char *file,
+                         const char *option, struct nyb_err *err)
+{
+    struct auth *fresh;
+    TRY(auth_open(&fresh, keys, file, option, err));
+    auth_close(*a);
+    *a = fresh;
+    return NYB_OK;
+}
+
 void auth_close(struct auth *a)
 {
     if (a)

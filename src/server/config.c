@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -31,11 +32,16 @@ static const struct {
 };
 
 /* NYBBLE_MAX_NUM_SEQS for max-num-seqs */
-static const char *variable_of(const struct config_option *o, char *name, size_t cap)
+static void name_variable(const char *option, char *name, size_t cap)
 {
-    snprintf(name, cap, "NYBBLE_%s", o->name);
+    snprintf(name, cap, "NYBBLE_%s", option);
     for (char *s = name; *s; s++)
         *s = *s == '-' ? '_' : (char)toupper((unsigned char)*s);
+}
+
+static const char *variable_of(const struct config_option *o, char *name, size_t cap)
+{
+    name_variable(o->name, name, cap);
     return getenv(name);
 }
 
@@ -51,8 +57,37 @@ static bool is_service_link(const char *name, const char *value)
     return link;
 }
 
+/* Variables of the program that are no options. */
+static bool is_other_variable(const char *name)
+{
+    static const char *const other[] = {"NYBBLE_MODELS", "NYBBLE_CPU", "NYBBLE_CUDA_PLUGIN"};
+    bool found = false;
+    for (size_t i = 0; i < COUNT_OF(other); i++)
+        found = found || !strcmp(name, other[i]);
+    return found;
+}
+
+/* NYBBLE_MAX_NUM_SEQ is silently nothing otherwise. */
+static void warn_of_slips(void)
+{
+    static const char prefix[] = "NYBBLE_";
+    for (char **e = environ; *e; e++) {
+        char name[64], ours[64];
+        size_t n = strcspn(*e, "=");
+        if (strncmp(*e, prefix, strlen(prefix)) || n >= sizeof(name))
+            continue;
+        memcpy(name, *e, n);
+        name[n] = 0;
+        const char *near = is_other_variable(name) ? NULL : config_near(name + strlen(prefix));
+        name_variable(near ? near : "", ours, sizeof(ours));
+        if (near && strcmp(name, ours))
+            log_warn("%s is no option; there is %s", name, ours);
+    }
+}
+
 void config_log_ignored(void)
 {
+    warn_of_slips();
     char name[64];
     const struct config_option *o;
     for (size_t i = 0; (o = config_option(i)); i++) {

@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/slip.h"
 
 static const struct config_option options[] = {
 #define OPTION(name_, kind_, field_, low_, high_, argument_, help_)                                       \
@@ -255,6 +256,23 @@ static enum nyb_code set_accepted(const struct accepted *a, const char *text, co
     return NYB_OK;
 }
 
+const char *config_near(const char *name)
+{
+    const char *found = NULL;
+    size_t limit = slip_limit(name);
+    for (size_t i = 0; i < COUNT_OF(options); i++)
+        if (slip_is_nearer(name, options[i].name, &limit))
+            found = options[i].name;
+    return found;
+}
+
+enum nyb_code config_no_option(const char *name, const char *where, struct nyb_err *err)
+{
+    const char *near = config_near(name);
+    return err_at(err, NYB_E_ARG, where, -1, "there is no option \"%.100s\"%s%s%s", name,
+                  near ? "; there is \"" : "", near ? near : "", near ? "\"" : "");
+}
+
 enum nyb_code config_set(struct serve_config *c, const char *name, const char *text, const char *where,
                          struct nyb_err *err)
 {
@@ -264,7 +282,7 @@ enum nyb_code config_set(struct serve_config *c, const char *name, const char *t
     if (!o && is_group(name))
         return config_json_read(c, name, text, where, err);
     if (!o)
-        return err_at(err, NYB_E_ARG, where, -1, "there is no option \"%.100s\"", name);
+        return config_no_option(name, where, err);
     void *field = (char *)c + o->offset;
     switch (o->kind) {
     case CONFIG_STRING:

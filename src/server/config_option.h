@@ -25,6 +25,11 @@ struct config_option {
 /* The i-th of the table, NULL behind the last. */
 const struct config_option *config_option(size_t i);
 
+/* The option that somebody meant who made a slip; NULL: no idea. */
+const char *config_near(const char *name);
+/* An error that names it. */
+enum nyb_code config_no_option(const char *name, const char *where, struct nyb_err *err) NYB_MUST_CHECK;
+
 /* Is the value one of a list such as "on,off"? */
 bool config_listed(const char *list, const char *value);
 

@@ -5,7 +5,7 @@
 #include <yaml.h>
 
 #include "base/mem.h"
-#include "server/config.h"
+#include "server/config_option.h"
 
 struct reader {
     yaml_parser_t parser;
@@ -33,10 +33,24 @@ static enum nyb_code next(struct reader *r, struct nyb_err *err)
     return fail_at(r, &r->parser.problem_mark, r->parser.problem ? r->parser.problem : "not valid YAML", err);
 }
 
+/* Taken as text, "api-key: ~" would be a key. */
+static bool is_null(const struct reader *r)
+{
+    static const char *const null[] = {"", "~", "null", "Null", "NULL"};
+    const char *text = (const char *)r->event.data.scalar.value;
+    bool found = false;
+    for (size_t i = 0; i < COUNT_OF(null); i++)
+        found = found || !strcmp(text, null[i]);
+    return found && r->event.data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
+}
+
 static enum nyb_code set(const struct reader *r, struct serve_config *c, const char *name,
                          struct nyb_err *err)
 {
     struct nyb_err inner;
+    if (is_null(r))
+        return fail_at(r, &r->event.start_mark,
+                       "there is no value; leave the line out, or write \"\" for an empty one", err);
     enum nyb_code code = config_set(c, name, (const char *)r->event.data.scalar.value, NULL, &inner);
     return code == NYB_OK ? NYB_OK : fail_at(r, &r->event.start_mark, inner.message, err);
 }
@@ -85,9 +99,12 @@ static enum nyb_code read_pair(struct reader *r, struct serve_config *c, struct 
     if (r->event.type != YAML_SCALAR_EVENT)
         return fail_at(r, &r->event.start_mark, "the name of an option was expected", err);
     snprintf(name, sizeof(name), "%.63s", (const char *)r->event.data.scalar.value);
-    snprintf(what, sizeof(what), "there is no option \"%s\"", name);
-    if (!config_is_known(name) || !strcmp(name, "config"))
-        return fail_at(r, &r->event.start_mark, what, err);
+    if (!config_is_known(name) || !strcmp(name, "config")) {
+        struct nyb_err inner;
+        return config_no_option(name, NULL, &inner) == NYB_OK
+                   ? NYB_OK
+                   : fail_at(r, &r->event.start_mark, inner.message, err);
+    }
     if (is_seen(r, name)) {
         snprintf(what, sizeof(what), "\"%s\" is set twice", name);
         return fail_at(r, &r->event.start_mark, what, err);

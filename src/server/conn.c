@@ -44,6 +44,9 @@ static struct conn *conn_open(struct server *s, struct MHD_Connection *mhd)
     s->conns = c;
     s->n_conn++;
     set_socket_options(c->fd);
+    const union MHD_ConnectionInfo *tls = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+    if (s->tls.pair && tls)
+        c->tls = tls_use(&s->tls, tls->tls_session);
     struct epoll_event event = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.ptr = c};
     (void)epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, c->fd, &event);
     conn_set_deadline(c, s->config->header_s);
@@ -60,6 +63,7 @@ static void conn_close(struct conn *c)
     if (c->next)
         c->next->prev = c->prev;
     c->s->n_conn--;
+    tls_release(c->tls);
     free(c);
 }
 

@@ -18,6 +18,7 @@ struct conn {
     struct exchange *x;   /* being answered, or NULL */
     uint64_t deadline_ns; /* 0: none */
     size_t target_bytes;  /* of the request line */
+    struct tls_pair *tls; /* the certificate it began with; NULL: plain HTTP */
     int fd;
     bool left;       /* the watcher saw the peer leave, maybe before its request was read */
     bool odd_target; /* the request's target cannot be told as a string                   */

@@ -131,8 +131,10 @@ static enum nyb_code read_response_format(struct found *f, const json_t *body)
         return params_wrong_type(f->err, name, "an object with a type", v);
     if (!strcmp(type, "text"))
         return NYB_OK;
-    if (!strcmp(type, "json_object"))
-        return take(f, name, NYB_CONSTRAINT_JSON_OBJECT, NULL);
+    if (!strcmp(type, "json_object")) {
+        const json_t *schema = json_object_get(v, "schema"); /* llama.cpp's */
+        return given(schema) ? take_schema(f, name, schema) : take(f, name, NYB_CONSTRAINT_JSON_OBJECT, NULL);
+    }
     if (!strcmp(type, "structural_tag"))
         return take_tags(f, name, v);
     if (strcmp(type, "json_schema"))
@@ -149,7 +151,7 @@ static enum nyb_code read_response_format(struct found *f, const json_t *body)
     return schema ? take_schema(f, name, schema) : take(f, name, NYB_CONSTRAINT_JSON_OBJECT, NULL);
 }
 
-/* ---- guided_* and structured_outputs ------------------------------------------------------------------ */
+/* ---- guided_*, other servers' names, and structured_outputs -------------------------------------------- */
 
 static enum nyb_code read_guided(struct found *f, const json_t *body)
 {
@@ -167,6 +169,21 @@ static enum nyb_code read_guided(struct found *f, const json_t *body)
     if (given(space) && !json_is_string(space))
         return params_wrong_type(f->err, "guided_whitespace_pattern", "a string", space);
     f->whitespace = json_string_value(space);
+    return NYB_OK;
+}
+
+/* llama.cpp's and SGLang's. Their clients send empty ones where they mean none. */
+static enum nyb_code read_others(struct found *f, const json_t *body)
+{
+    static const struct {
+        const char *name;
+        enum form form;
+    } table[] = {{"grammar", GRAMMAR}, {"json_schema", SCHEMA}, {"regex", REGEX}, {"ebnf", GRAMMAR}};
+    for (size_t i = 0; i < COUNT_OF(table); i++) {
+        const json_t *v = json_object_get(body, table[i].name);
+        if (given(v) && !(json_is_string(v) && json_string_length(v) == 0))
+            TRY(take_form(f, table[i].name, table[i].form, v));
+    }
     return NYB_OK;
 }
 
@@ -263,6 +280,7 @@ enum nyb_code constraint_read(struct request_job *j, struct nyb_err *err)
     struct found f = {.j = j, .err = err};
     TRY(read_response_format(&f, j->body));
     TRY(read_guided(&f, j->body));
+    TRY(read_others(&f, j->body));
     TRY(read_structured(&f, j->body));
     TRY(read_tools(&f));
     if (!f.name)

@@ -10,6 +10,7 @@
 #include "server/conn.h"
 #include "server/http_exchange.h"
 #include "server/listen.h"
+#include "server/listen_file.h"
 #include "server/route.h"
 #include "server/work.h"
 
@@ -140,9 +141,15 @@ static enum MHD_Result handle_metrics(void *arg, struct MHD_Connection *mhd, con
     return result;
 }
 
+/* A socket in the file system has no ports. */
+static const char *metrics_host(const struct server *s)
+{
+    return listen_file_is_path(s->config->host) ? "127.0.0.1" : s->config->host;
+}
+
 static enum nyb_code open_metrics(struct server *s, struct nyb_err *err)
 {
-    const char *host = s->config->host;
+    const char *host = metrics_host(s);
     TRY(listen_start(s->metrics_fd, host, s->metrics_port, err));
     s->metrics_daemon = MHD_start_daemon(MHD_USE_EPOLL, 0, NULL, NULL, handle_metrics, s,
                                          MHD_OPTION_LISTEN_SOCKET, s->metrics_fd, MHD_OPTION_CONNECTION_LIMIT,
@@ -159,12 +166,25 @@ enum nyb_code http_bind(struct server *s, struct nyb_err *err)
     const struct serve_config *c = s->config;
     s->listen_port = (int)c->port;
     s->metrics_port = (int)c->metrics_port;
-    if (c->port &&
+    bool is_file = listen_file_is_path(c->host);
+    if (!is_file && c->port &&
         c->port == c->metrics_port) /* two sockets may be bound to one port that nobody listens on */
         return err_at(err, NYB_E_ARG, "metrics-port", -1, "expected another port than --port, got %d",
                       s->metrics_port);
-    TRY(listen_bind(&s->listen_fd, c->host, &s->listen_port, err));
-    return s->metrics_port ? listen_bind(&s->metrics_fd, c->host, &s->metrics_port, err) : NYB_OK;
+    TRY(is_file ? listen_file_bind(&s->listen_file, &s->listen_fd, c->host, err)
+                : listen_bind(&s->listen_fd, c->host, &s->listen_port, err));
+    return s->metrics_port ? listen_bind(&s->metrics_fd, metrics_host(s), &s->metrics_port, err) : NYB_OK;
+}
+
+static void say_where(const struct server *s)
+{
+    const char *scheme = s->tls.cert ? "https" : "http", *host = s->config->host;
+    bool v6 = strchr(host, ':');
+    if (listen_file_is_path(host))
+        log_info("listening on %s+unix://%s, model \"%s\"", scheme, host, s->model);
+    else
+        log_info("listening on %s://%s%s%s:%d, model \"%s\"", scheme, v6 ? "[" : "", host, v6 ? "]" : "",
+                 s->listen_port, s->model);
 }
 
 enum nyb_code http_open(struct server *s, struct nyb_err *err)
@@ -177,7 +197,9 @@ enum nyb_code http_open(struct server *s, struct nyb_err *err)
                  (long long)c->max_connections);
     if (!s->auth && !listen_is_local(s->listen_fd))
         log_warn("there is no API key: whoever reaches this server (--host %s) may use it", c->host);
-    TRY(listen_start(s->listen_fd, c->host, s->listen_port, err));
+    bool is_file = listen_file_is_path(c->host);
+    TRY(is_file ? listen_file_start(&s->listen_file, s->listen_fd, c->host, err)
+                : listen_start(s->listen_fd, c->host, s->listen_port, err));
     unsigned stall_s = c->stream_stall_s < 1 ? 1 : (unsigned)c->stream_stall_s;
     unsigned flags =
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (s->tls.cert ? MHD_USE_TLS : 0);
@@ -195,9 +217,7 @@ enum nyb_code http_open(struct server *s, struct nyb_err *err)
     if (!s->daemon)
         return err_set(err, NYB_E_IO, "cannot start the HTTP daemon");
     s->listen_fd = -1;
-    bool v6 = strchr(c->host, ':');
-    log_info("listening on %s://%s%s%s:%d, model \"%s\"", s->tls.cert ? "https" : "http", v6 ? "[" : "",
-             c->host, v6 ? "]" : "", s->listen_port, s->model);
+    say_where(s);
     return s->metrics_fd >= 0 ? open_metrics(s, err) : NYB_OK;
 }
 
@@ -216,6 +236,7 @@ void http_stop(struct server *s)
     if (s->metrics_daemon)
         MHD_stop_daemon(s->metrics_daemon);
     s->daemon = s->metrics_daemon = NULL;
+    listen_file_remove(&s->listen_file, s->config->host);
     if (s->listen_fd >= 0)
         close(s->listen_fd);
     if (s->metrics_fd >= 0)

@@ -9,6 +9,7 @@
 #include "server/conn.h"
 #include "server/error.h"
 #include "server/http_exchange.h"
+#include "server/near.h"
 #include "server/route.h"
 
 #define DISCARD_FACTOR 8  /* a body up to so many times the limit is read and dropped, to deliver the 413 */
@@ -140,6 +141,21 @@ static bool body_is_fine(struct exchange *x)
     return true;
 }
 
+static void say_not_here(struct exchange *x)
+{
+    const char *near = near_path(x->path), *why = near ? NULL : near_reason(x->path);
+    bool elsewhere = near && x->s->metrics_daemon && !strcmp(near, "/metrics");
+    if (why)
+        error_reply(x, 404, NULL, "There is no %.200s here: %s.", x->path, why);
+    else if (elsewhere)
+        error_reply(x, 404, NULL, "There is no %.200s here: metrics have a port of their own, %d.", x->path,
+                    x->s->metrics_port);
+    else if (near)
+        error_reply(x, 404, NULL, "There is no %.200s here; there is %s.", x->path, near);
+    else
+        error_reply(x, 404, NULL, "There is no %.200s here.", x->path);
+}
+
 bool http_accept(struct exchange *x, const char *version)
 {
     struct server *s = x->s;
@@ -169,12 +185,7 @@ bool http_accept(struct exchange *x, const char *version)
         return false;
     }
     if (!x->route || (s->metrics_daemon && x->route->run == api_metrics)) {
-        const char *near = route_near(x->path);
-        bool is_here = near && !(s->metrics_daemon && strcmp(near, "/metrics") == 0);
-        if (is_here)
-            error_reply(x, 404, NULL, "There is no %.200s here; there is %s.", x->path, near);
-        else
-            error_reply(x, 404, NULL, "There is no %.200s here.", x->path);
+        say_not_here(x);
         return false;
     }
     if (s->draining && route_is_refused_by_drain(x->route->kind)) {

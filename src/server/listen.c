@@ -10,8 +10,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define BACKLOG 1024
-
 static int try_address(const struct addrinfo *a)
 {
     int one = 1;
@@ -63,7 +61,7 @@ enum nyb_code listen_bind(int *fd, const char *host, int *port, struct nyb_err *
 
 enum nyb_code listen_start(int fd, const char *host, int port, struct nyb_err *err)
 {
-    return listen(fd, BACKLOG) == 0 ? NYB_OK : refuse(host, port, err);
+    return listen(fd, LISTEN_BACKLOG) == 0 ? NYB_OK : refuse(host, port, err);
 }
 
 bool listen_is_loopback(const struct sockaddr *address)
@@ -83,7 +81,7 @@ bool listen_is_local(int fd)
     struct sockaddr_storage address = {0};
     socklen_t len = sizeof(address);
     return getsockname(fd, (struct sockaddr *)&address, &len) == 0 &&
-           listen_is_loopback((const struct sockaddr *)&address);
+           (address.ss_family == AF_UNIX || listen_is_loopback((const struct sockaddr *)&address));
 }
 
 int listen_raise_limit(int n)

@@ -6,6 +6,8 @@
 
 #include "base/err.h"
 
+#define LISTEN_BACKLOG 1024
+
 /* A socket of that address, which refuses connections until listen_start. *port: 0 for any; then what it
  * became. Another process that listens there is an error now; one that does so in between, in listen_start.
  */

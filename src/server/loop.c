@@ -14,6 +14,7 @@
 #include "server/drain.h"
 #include "server/exchange.h"
 #include "server/http.h"
+#include "server/renew.h"
 #include "server/work.h"
 
 #define EVENT_MAX   256
@@ -149,7 +150,9 @@ static void turn(struct server *s)
     run_daemon(s);
     if (s->metrics_daemon)
         MHD_run(s->metrics_daemon);
-    conn_reap(s, clock_ns());
+    uint64_t now_ns = clock_ns();
+    conn_reap(s, now_ns);
+    renew_look(s->renew, now_ns);
 }
 
 void loop_run(struct server *s)

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "base/buf.h"
+#include "server/listen_file.h"
 #include "server/metrics.h"
 #include "server/server.h"
 #include "server/tls.h"
@@ -20,6 +21,7 @@ struct work;
 struct parse_format;
 struct auth;
 struct admin;
+struct renew;
 
 struct server {
     const struct serve_config *config;
@@ -32,9 +34,11 @@ struct server {
     struct auth *auth;   /* NULL: everybody may */
     struct admin *admin; /* what admin.h needs */
     struct tls tls;
-    int64_t created_s; /* of the model card */
+    struct renew *renew; /* NULL: no files of keys or certificates */
+    int64_t created_s;   /* of the model card */
 
-    int listen_fd, listen_port;                 /* the daemons have them once they run; then -1 */
+    int listen_fd, listen_port; /* the daemons have them once they run; then -1 */
+    struct listen_file listen_file;
     int metrics_fd, metrics_port;               /* -1: no port of their own */
     struct MHD_Daemon *daemon, *metrics_daemon; /* the second may be NULL */
     int epoll_fd, event_fd;

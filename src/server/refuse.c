@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "server/params_json.h"
 
-enum when { GIVEN, TRUE, FALSE, FILLED, NOT_ONE, OTHER };
+enum when { GIVEN, TRUE, FALSE, FILLED, NOT_ONE, NOT_ZERO, OTHER };
 
 static const struct row {
     const char *name;
@@ -56,9 +56,10 @@ static enum nyb_code look(const struct row *r, const json_t *body, const json_t 
         *asked = !is_empty(v);
         return NYB_OK;
     case NOT_ONE:
+    case NOT_ZERO:
         if (!json_is_number(v))
             return params_wrong_type(err, r->name, "a number", v);
-        *asked = json_number_value(v) != 1;
+        *asked = json_number_value(v) != (r->when == NOT_ONE);
         return NYB_OK;
     case OTHER:
         *asked = !is_only(v, r->word);

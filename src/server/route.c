@@ -37,31 +37,3 @@ const struct route *route_find(const char *method, const char *path, const char 
     *allow = get && post ? "GET, HEAD, POST" : get ? "GET, HEAD" : post ? "POST" : NULL;
     return NULL;
 }
-
-/* A path of the table that is prefix and the first n bytes of path; NULL: none. */
-static const char *known(const char *prefix, const char *path, size_t n)
-{
-    size_t skip = strlen(prefix);
-    for (size_t i = 0; i < COUNT_OF(table); i++)
-        if (strlen(table[i].path) == skip + n && !strncmp(table[i].path, prefix, skip) &&
-            !strncmp(table[i].path + skip, path, n))
-            return table[i].path;
-    return NULL;
-}
-
-const char *route_near(const char *path)
-{
-    static const char version[] = "/v1";
-    const char *given = path;
-    while (path[0] == '/' && path[1] == '/') /* a base address with a slash at its end */
-        path++;
-    size_t n = strlen(path), skip = strlen(version);
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    const char *found = path[n] || path != given ? known("", path, n) : NULL;
-    if (!found)
-        found = known(version, path, n);
-    if (!found && !strncmp(path, version, skip) && n > skip)
-        found = known("", path + skip, n - skip);
-    return found;
-}

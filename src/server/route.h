@@ -29,9 +29,6 @@ struct route {
 
 /* NULL: none. *allow: the methods of a path that exists ("GET, POST"), or NULL. Both live for ever. */
 const struct route *route_find(const char *method, const char *path, const char **allow);
-/* The path that a client probably means whose base URL lacks /v1, has it twice, or has it before a path
- * without, or that ends in a slash; NULL: no idea. Lives for ever. */
-const char *route_near(const char *path);
 
 #define ROUTE(method, path, auth, kind, run) void run(struct exchange *x);
 #include "server/route.def"

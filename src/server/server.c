@@ -13,6 +13,7 @@
 #include "server/http.h"
 #include "server/loop.h"
 #include "server/notify.h"
+#include "server/renew.h"
 #include "server/work.h"
 #include "text/parse.h"
 
@@ -79,6 +80,7 @@ static enum nyb_code open_all(struct server *s, struct nyb_err *err)
 {
     const struct serve_config *c = s->config;
     TRY(find_format(s, err));
+    s->renew = renew_open(s);
     TRY(auth_open(&s->auth, &c->api_key, c->api_key_file, "api-key", err));
     TRY(admin_open(s, err));
     TRY(tls_open(&s->tls, c->tls_cert, c->tls_key, err));
@@ -137,6 +139,7 @@ void server_close(struct server *s)
     if (!s)
         return;
     http_stop(s);
+    renew_close(s->renew);
     auth_close(s->auth);
     admin_close(s->admin);
     tls_close(&s->tls);

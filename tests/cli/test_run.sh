@@ -24,6 +24,16 @@ for case in golden:
     assert got.rstrip("\n") == want.rstrip("\n"), (case["prompt"], got, want)
 PY
 
+# A model may be named with a flag, as of serve; one is enough.
+model=$SOURCE/models/tales-24m-moe-nvfp4
+expect_status 0 "$NYBBLE" run -p "$prompt" --temperature 0 --max-tokens 12 --model "$model"
+[ "$(cat "$WORK/out")" = "$first" ] || fail "other words with --model"
+expect_status 0 "$NYBBLE" inspect --json --model "$model"
+for words in "run -p x" inspect "eval --text x" "bench model"; do
+    expect_status 2 "$NYBBLE" $words --model "$model" other
+    expect_in err "one model at a time: \"other\" comes after \"$model\""
+done
+
 # A seed repeats itself, another one does not.
 expect_status 0 "$NYBBLE" run -p "$prompt" --seed 7 --max-tokens 40
 seven=$(cat "$WORK/out")

@@ -98,11 +98,16 @@ class Constraints(WithServer):
         for field in ({"guided_choice": ["red", "green"]}, {"structured_outputs": {"choice": ["red", "green"]}}):
             for choice in self.complete(n=20, **field):
                 self.assertIn(choice["text"], ("red", "green"))
-        for field in ({"guided_regex": "[a-z]{2,6}( [a-z]{2,6}){2}[.!]"}, {"structured_outputs": {"regex": "[a-z]{2,6}( [a-z]{2,6}){2}[.!]"}}):
+        for field in ({"json_schema": PERSON}, {"json_schema": compact},
+                      {"response_format": {"type": "json_object", "schema": PERSON}}):
+            is_person(json.loads(self.complete(**field)[0]["text"]))
+        regex = "[a-z]{2,6}( [a-z]{2,6}){2}[.!]"
+        for field in ({"guided_regex": regex}, {"structured_outputs": {"regex": regex}}, {"regex": regex}):
             for choice in self.complete(n=20, **field):
                 self.assertTrue(re.fullmatch("[a-z]{2,6}( [a-z]{2,6}){2}[.!]", choice["text"]), choice)
         grammar = 'root ::= "The " word (", the " word){1,3} "."\nword ::= [a-z]{3,8}'
-        for field in ({"guided_grammar": grammar}, {"structured_outputs": {"grammar": grammar}}):
+        for field in ({"guided_grammar": grammar}, {"structured_outputs": {"grammar": grammar}}, {"grammar": grammar},
+                      {"ebnf": grammar}):
             for choice in self.complete(n=20, **field):
                 self.assertTrue(re.fullmatch(r"The [a-z]{3,8}(, the [a-z]{3,8}){1,3}\.", choice["text"]), choice)
 

@@ -292,6 +292,80 @@ class Access(unittest.TestCase):
         server.close()
 
 
+class UnixSocket(unittest.TestCase):
+    def ask(self, path, data):
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(30)
+            s.connect(path)
+            s.sendall(data)
+            return read_until(s, b"[DONE]") if b'"stream": true' in data else read_until(s, b"}")
+
+    def start(self, path, *options):
+        server = Server("--host", path, *options, wait=False)
+        until = time.time() + 30 * SLOW
+        while "listening on http+unix://" + path not in server.text():
+            self.assertIsNone(server.process.poll(), server.text())
+            self.assertLess(time.time(), until, server.text())
+            time.sleep(0.02)
+        return server
+
+    def test_life(self):
+        health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with tempfile.TemporaryDirectory() as folder:
+            path, port = os.path.join(folder, "socket"), free_port()
+            server = self.start(path, "--metrics-port", str(port))
+            self.assertIn(b"200 OK", self.ask(path, health))
+            self.assertIn(b"[DONE]", self.ask(path, raw_request("/v1/completions", {**GREEDY, "stream": True})))
+            self.assertIn(b"403", self.ask(path, b"GET /server_info HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+            self.assertIn("client=unix", server.access_text())
+            self.assertNotIn("there is no API key", server.text())
+            server.port = port
+            self.assertEqual(server.metric("http_connections"), 0)
+            with socket.socket(socket.AF_UNIX) as leaves:  # noticed as with TCP
+                leaves.connect(path)
+                leaves.sendall(raw_request("/v1/completions", LONG))
+                server.until_metric("num_requests_running", 1)
+            server.until_metric("num_requests_running", 0)
+            second = Server("--host", path, wait=False)  # the place is taken
+            self.assertEqual(second.process.wait(30), 1)
+            self.assertIn(f"cannot listen on {path}: Address already in use", second.text())
+            second.close()
+            server.process.kill()
+            server.process.wait(30)
+            server.close()
+            self.assertTrue(os.path.exists(path))  # and is replaced
+            server = self.start(path, "--admin-api-key", "boss")
+            self.assertIn(b"200 OK", self.ask(path, health))
+            self.assertIn(b"200 OK", self.ask(path, b"GET /server_info HTTP/1.1\r\nHost: x\r\n"
+                                                    b"Authorization: Bearer boss\r\n\r\n"))
+            self.assertEqual(server.stop(), 0)
+            self.assertFalse(os.path.exists(path))
+            server.close()
+
+    def test_what_is_no_socket_of_ours(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "file")
+            with open(path, "w", encoding="utf-8") as f:
+                f.write("x")
+            for host, text in ((path, "Address already in use"), ("/nowhere/socket", "No such file"),
+                               ("/" + "x" * 200, "at most 107 bytes")):
+                server = Server("--host", host, wait=False)
+                self.assertEqual(server.process.wait(30), 1)
+                self.assertIn(text, server.text())
+                server.close()
+            self.assertTrue(os.path.exists(path))
+            path = os.path.join(folder, "socket")
+            server = self.start(path)
+            os.rename(path, path + ".old")
+            other = self.start(path)  # another has the place: it stays when the first goes
+            self.assertEqual(server.stop(), 0)
+            self.assertTrue(os.path.exists(path))
+            self.assertEqual(other.stop(), 0)
+            self.assertFalse(os.path.exists(path))
+            server.close()
+            other.close()
+
+
 class Systemd(unittest.TestCase):
     def test_unit_file(self):
         if not shutil.which("systemd-analyze"):

@@ -244,7 +244,9 @@ class Plain(Case):
                  ("logprob_token_ids", [1]), ("temp_scaled_logprobs", True), ("top_p_normalized_logprobs", True),
                  ("include_draft_logprobs", True), ("include_logprobs_decode_token", False),
                  ("truncation_side", "right"), ("cache_salt", "x"), ("kv_transfer_params", {}),
-                 ("disaggregate_info", {}), ("vllm_xargs", {"a": 1})]
+                 ("disaggregate_info", {}), ("vllm_xargs", {"a": 1}), ("lora_path", "a"), ("lora", [{"id": 0, "scale": 1}]),
+                 ("custom_logit_processor", "x"), ("return_hidden_states", True), ("stop_regex", "a+"), ("mirostat", 2),
+                 ("typical_p", 0.9), ("xtc_probability", 0.1), ("dynatemp_range", 0.5), ("dry_multiplier", 0.8)]
         for path, body in (("/v1/completions", GREEDY), ("/v1/chat/completions", CHAT)):
             for name, value in table:
                 with self.subTest(name):
@@ -257,7 +259,8 @@ class Plain(Case):
         fields = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False, "modalities": ["text"],
                   "logits_processors": [], "logits_processors_args": None, "include_logprobs_decode_token": True,
                   "temp_scaled_logprobs": False, "truncation_side": "left", "vllm_xargs": {}, "user": "me",
-                  "spaces_between_special_tokens": True, "mm_processor_kwargs": None, "parallel_tool_calls": True,
+                  "spaces_between_special_tokens": True, "lora": [], "mirostat": 0, "typical_p": 1, "xtc_probability": 0.0,
+                  "dynatemp_range": 0, "dry_multiplier": 0, "grammar": "", "regex": None, "json_schema": "", "ebnf": "", "mm_processor_kwargs": None, "parallel_tool_calls": True,
                   "include_reasoning": True, "reasoning_max_tokens": None, "best_of": None,
                   "service_tier": "auto", "store": False, "metadata": {"mine": "x"}, "stop": [], "logit_bias": {}}
         self.assertEqual(self.chat(**fields)["choices"], self.chat()["choices"])

@@ -182,6 +182,24 @@ class Shapes(WithServer):
         self.assertEqual("".join(logprobs["tokens"]), PROMPT)
         self.assertEqual(scored["usage"]["completion_tokens"], 0)
 
+    def test_echo_with_logprobs_in_a_stream(self):
+        """The prompt and its scores come with the first token, and all chunks together are the answer without stream."""
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        for more in ({}, {"max_tokens": 0}, {"max_tokens": 1}, {"n": 2, "temperature": 1, "seed": 5},
+                     {"prompt": [PROMPT, "The queen of"]}, {"return_tokens_as_token_ids": True},
+                     {"prompt": "\U0001f642 K\u00f6nigin"}, {"stop": ["a"]}, {"max_streaming_response_tokens": 4}):
+            with self.subTest(more):
+                body = {"echo": True, "logprobs": 2, **more}
+                whole = self.complete(**body)["choices"]
+                text, scores = [""] * len(whole), [{name: [] for name in names} for _ in whole]
+                for event in self.server.stream("/v1/completions", {**GREEDY, **body})[:-1]:
+                    choice = event["choices"][0]
+                    text[choice["index"]] += choice["text"]
+                    for name in names:
+                        scores[choice["index"]][name] += (choice["logprobs"] or {}).get(name, [])
+                self.assertEqual(text, [c["text"] for c in whole])
+                self.assertEqual(scores, [c["logprobs"] for c in whole])
+
     def test_prompt_logprobs(self):
         answer = self.complete(prompt_logprobs=1)["choices"][0]["prompt_logprobs"]
         self.assertIsNone(answer[0])
@@ -637,6 +655,96 @@ class Secure(unittest.TestCase):
             self.assertEqual(server.stop(), 0)
             server.close()
 
+    def make_certificate(self, folder, name, days=2):
+        key, certificate = os.path.join(folder, name + ".key"), os.path.join(folder, name + ".pem")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                        "-days", str(days), "-keyout", key, "-out", certificate, "-subj", f"/CN={name}", "-addext",
+                        "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+        return certificate, key
+
+    def until_logged(self, server, text, times=1):
+        until = time.time() + 10 * SLOW
+        while server.text().count(text) < times:
+            self.assertLess(time.time(), until, server.text())
+            time.sleep(0.05)
+
+    def test_certificate_is_replaced(self):
+        """As certbot does it under load: one file after the other. Streams go on, new connections get the new one."""
+        if not shutil.which("openssl"):
+            self.skipTest("no openssl to make a certificate with")
+        with tempfile.TemporaryDirectory() as folder:
+            first, second = self.make_certificate(folder, "first"), self.make_certificate(folder, "second")
+            certificate, key = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
+            shutil.copy(first[0], certificate)
+            shutil.copy(first[1], key)
+            trust = {name: ssl.create_default_context(cafile=os.path.join(folder, name + ".pem"))
+                     for name in ("first", "second")}
+            server = Server("--tls-cert", certificate, "--tls-key", key, "--header-timeout", "100")
+
+            def ask(name):
+                connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=30, context=trust[name])
+                connection.request("GET", "/health")
+                return connection, connection.getresponse().read()
+
+            kept, _ = ask("first")
+            stream = trust["first"].wrap_socket(server.socket(), server_hostname="127.0.0.1")
+            stream.sendall(raw_request("/v1/completions", {**LONG, "stream": True}, Connection="close"))
+            begun = read_until(stream, b"data: ")
+            silent = server.socket()  # its handshake comes after the change
+            time.sleep(0.1)
+            shutil.copy(second[0], certificate)
+            self.until_logged(server, "cannot be used, what was read before stays")  # the key is the old one
+            ask("first")[0].close()
+            os.replace(second[1], key)
+            self.until_logged(server, "has changed and is used from now on")
+            ask("second")[0].close()
+            with self.assertRaises(ssl.SSLCertVerificationError):
+                ask("first")
+            trust["first"].wrap_socket(silent, server_hostname="127.0.0.1").close()  # it began before
+            kept.request("GET", "/health")
+            self.assertEqual(kept.getresponse().status, 200)
+            kept.close()
+            rest = read_until(stream, b"[DONE]", 1 << 24)
+            self.assertIn(b"[DONE]", begun + rest)
+            stream.close()
+            for i in range(3):  # and again; what was replaced is freed
+                pair = self.make_certificate(folder, f"next{i}", days=1)
+                os.replace(pair[0], certificate)
+                os.replace(pair[1], key)
+                self.until_logged(server, "used from now on", 2 + i)
+            self.assertEqual(server.stop(), 0)
+            server.close()
+
+    def test_keys_are_replaced(self):
+        with tempfile.TemporaryDirectory() as folder:
+            files = {name: os.path.join(folder, name) for name in ("keys", "admin")}
+
+            def write(name, text):
+                with open(files[name], "w", encoding="utf-8") as f:
+                    f.write(text)
+
+            def status(key, path="/v1/models"):
+                return server.request("GET", path, headers={"Authorization": "Bearer " + key})[0]
+
+            write("keys", "one\n")
+            write("admin", "boss\n")
+            server = Server("--api-key-file", files["keys"], "--admin-api-key-file", files["admin"], "--api-key", "flag")
+            self.assertEqual([status(k) for k in ("one", "two", "flag")], [200, 401, 200])
+            write("keys", "two\nthree\n")
+            self.until_logged(server, "api-key-file " + files["keys"] + " has changed and is used")
+            self.assertEqual([status(k) for k in ("one", "two", "three", "flag")], [401, 200, 200, 200])
+            for times, damage in ((1, lambda: write("keys", "# nobody\n")), (2, lambda: os.unlink(files["keys"]))):
+                damage()
+                self.until_logged(server, "cannot be used", times)
+                self.assertEqual([status(k) for k in ("one", "two", "flag")], [401, 200, 200])  # as they were
+            self.assertEqual(status("boss", "/server_info"), 200)
+            os.rename(files["admin"], files["admin"] + ".old")
+            write("admin", "chief\n")
+            self.until_logged(server, "admin-api-key-file " + files["admin"] + " has changed and is used")
+            self.assertEqual([status(k, "/server_info") for k in ("boss", "chief", "two")], [401, 200, 401])
+            self.assertEqual(server.stop(), 0)
+            server.close()
+
     def test_who_may_use_it_is_said(self):
         for options, warned in ((("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False)):
             server = Server(*options)
@@ -650,6 +758,7 @@ class Secure(unittest.TestCase):
                               (("--api-key-file", "/nowhere"), "/nowhere: cannot open"),
                               (("--admin-api-key-file", "/nowhere"), "/nowhere: cannot open"),
                               (("--weights-root", "/nowhere"), "/nowhere is not a folder"),
+                              (("--upload-dir", "/nowhere"), "/nowhere: cannot make a temporary file"),
                               (("--parser", "odd"), 'there is no parser "odd"'),
                               (("--port", "8190", "--metrics-port", "8190"), "metrics-port: expected another port"),
                               (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1")):
@@ -807,13 +916,34 @@ class Configuration(unittest.TestCase):
         self.refuse(env={"FD_FLASHINFER_MOE_BACKEND": "odd"}, text="flashinfer-cutlass")
         self.refuse(env={"FD_NVFP4_GEMM_BACKEND": "odd"}, text="flashinfer-cudnn")
 
+    def test_slips(self):
+        self.refuse("--max-num-seq", "4", text='there is no option "max-num-seq"; there is "max-num-seqs"')
+        self.refuse("--nonsense", "4", text='there is no option "nonsense"; see')
+        server = Server(env={"NYBBLE_MAX_NUM_SEQ": "4", "NYBBLE_MODELS": "", "NYBBLE_MAX_LOGPROBS": "3", "NYBBLE_QUITE_ELSE": ""})
+        self.assertEqual([line for line in server.text().splitlines() if "is no option" in line],
+                         ["nybble: warning: NYBBLE_MAX_NUM_SEQ is no option; there is NYBBLE_MAX_NUM_SEQS"])
+        self.assertEqual(server.stop(), 0)
+        server.close()
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as f:
+            for text, said in (("api_keys: a", 'no option "api_keys"; there is "api-key"'), ("api-key: ~", "there is no value"),
+                               ("api-key: [null]", "there is no value"), ("tls-cert:", "there is no value"),
+                               ("api-key: ''", "api-key must be")):
+                f.seek(0)
+                f.truncate()
+                f.write(text + "\n")
+                f.flush()
+                self.refuse("--config", f.name, text=said)
+
     def test_links_of_kubernetes(self):
         """Beside a service of the name nybble every container has variables that look like options."""
-        links = {"NYBBLE_PORT": "tcp://10.0.0.1:8180", "NYBBLE_METRICS_PORT": "tcp://10.0.0.2:9", "NYBBLE_SERVICE_HOST": "10.0.0.1"}
+        links = {"NYBBLE_PORT": "tcp://10.0.0.1:8180", "NYBBLE_METRICS_PORT": "tcp://10.0.0.2:9", "NYBBLE_SERVICE_HOST": "10.0.0.1",
+                 "NYBBLE_SERVICE_PORT": "8180", "NYBBLE_PORT_8180_TCP": "tcp://10.0.0.1:8180", "NYBBLE_PORT_8180_TCP_PORT": "8180",
+                 "NYBBLE_PORT_8180_TCP_PROTO": "tcp", "NYBBLE_PORT_8180_TCP_ADDR": "10.0.0.1", "NYBBLE_SERVICE_PORT_HTTP": "8180"}
         server = Server("--log-format", "json", env=links)
         said = [json.loads(line)["msg"] for line in server.text().splitlines()]
         for name in ("NYBBLE_PORT=tcp://10.0.0.1:8180", "NYBBLE_METRICS_PORT=tcp://10.0.0.2:9"):
             self.assertEqual(said.count(name + " is Kubernetes' link to a service, not an option"), 1, said)
+        self.assertEqual([line for line in said if "is no option" in line], [])
         self.assertEqual(server.request("GET", "/ready")[0], 200)
         self.assertEqual(server.stop(), 0)
         server.close()

@@ -70,11 +70,12 @@ static struct talk talk_make(struct arena *arena, uint64_t *seed, enum kv_type t
 {
     struct talk s = {.n_key = n_key, .n_tok = n_tok, .n_head = 2 * group, .width = (size_t)(2 * group * d)};
     int n_block = (n_key + KV_BLOCK - 1) / KV_BLOCK;
-    size_t bytes = kv_block_bytes(type, 2, d) * (size_t)n_block, n = s.width * (size_t)n_tok;
+    size_t keys = kv_block_key_bytes(type, 2, d) * (size_t)n_block,
+           values = kv_block_value_bytes(type, 2, d) * (size_t)n_block, n = s.width * (size_t)n_tok;
     s.kv = (struct kv_layer){
-        type, arena_alloc(arena, bytes, 1), arena_alloc(arena, bytes, 1), n_block, 2, d, 0.02f, 0.03f};
-    memset(s.kv.k, 0xff, bytes); /* no numbers, in every type */
-    memset(s.kv.v, 0xff, bytes);
+        type, arena_alloc(arena, keys, 1), arena_alloc(arena, values, 1), n_block, 2, d, 0.02f, 0.03f};
+    memset(s.kv.k, 0xff, keys); /* no numbers, in every type */
+    memset(s.kv.v, 0xff, values);
     s.table = arena_alloc(arena, (size_t)n_block, sizeof(*s.table));
     for (int b = 0; b < n_block; b++)
         s.table[b] = n_block - 1 - b;

@@ -33,10 +33,11 @@ static inline void world_open(struct world *w, const struct shape *s)
         w->max_len = s->len[i] > w->max_len ? s->len[i] : w->max_len;
     w->n_block_max = (w->max_len + KV_BLOCK - 1) / KV_BLOCK;
     int n_block = w->n_block_max * s->n_seq + 3;
-    size_t bytes = kv_block_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)n_block;
+    size_t keys = kv_block_key_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)n_block,
+           values = kv_block_value_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)n_block;
     w->kv = (struct kv_layer){s->type,
-                              aligned_alloc(64, bytes),
-                              aligned_alloc(64, bytes),
+                              aligned_alloc(64, keys),
+                              aligned_alloc(64, values),
                               n_block,
                               s->n_kv_head,
                               s->head_dim,
@@ -161,9 +162,10 @@ static inline void world_run(struct world *w, int level, struct pool *pool, int 
     const struct shape *s = w->s;
     struct arena arena;
     arena_init(&arena, 1 << 16);
-    size_t bytes = kv_block_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)w->kv.n_block;
-    memset(w->kv.k, 0xff, bytes); /* NaN in all three formats */
-    memset(w->kv.v, 0xff, bytes);
+    size_t keys = kv_block_key_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)w->kv.n_block,
+           values = kv_block_value_bytes(s->type, s->n_kv_head, s->head_dim) * (size_t)w->kv.n_block;
+    memset(w->kv.k, 0xff, keys); /* NaN in all three formats */
+    memset(w->kv.v, 0xff, values);
     memset(w->y, 0xff, (size_t)(s->n_seq * w->max_len * s->n_head * s->head_dim) * 4);
     uint64_t seed = 77;
     int done[4] = {0}, from[4], to[4];

@@ -121,9 +121,9 @@ static void test_attention_decodes_every_fp8_code(void **state)
     enum { D = 256 };
     static const float zero[D];
     float y[D];
-    size_t bytes = kv_block_bytes(KV_FP8, 1, D);
-    struct kv_layer kv = {KV_FP8, calloc(1, bytes), malloc(bytes), 1, 1, D, 1, 0.25f};
-    memset(kv.v, 0xff, bytes);
+    size_t keys = kv_block_key_bytes(KV_FP8, 1, D), values = kv_block_value_bytes(KV_FP8, 1, D);
+    struct kv_layer kv = {KV_FP8, calloc(1, keys), malloc(values), 1, 1, D, 1, 0.25f};
+    memset(kv.v, 0xff, values);
     for (size_t i = 0; i < D; i++)
         kv.v[kv_value_index(KV_FP8, (size_t)kv_pad(KV_FP8, D), i, 0)] = (uint8_t)i;
     int32_t pos = 0, table = 0, start[] = {0, 1};
@@ -196,13 +196,13 @@ static void test_attention_integer_keys_of_any_size(void **state)
     (void)state;
     enum { D = 32, KEYS = 5 };
     static const float size[] = {1e-38f, 1e-25f, 1, 1e15f, 1e37f, INFINITY, NAN};
-    size_t bytes = kv_block_bytes(KV_I16, 1, D);
+    size_t keys = kv_block_key_bytes(KV_I16, 1, D), values = kv_block_value_bytes(KV_I16, 1, D);
     FOR_EACH_LEVEL(level)
     for (int of_query = 0; of_query < 2; of_query++)
         for (size_t n = 0; n < sizeof(size) / sizeof(*size); n++) {
             if (!level_reads(level, KV_I16) || (of_query && size[n] < 1e-30f)) /* which counts as zeros */
                 continue;
-            struct kv_layer kv = {KV_I16, malloc(bytes), malloc(bytes), 1, 1, D, 1, 1};
+            struct kv_layer kv = {KV_I16, malloc(keys), malloc(values), 1, 1, D, 1, 1};
             float q[D] = {0}, k[D] = {0}, v[D] = {0}, y[D];
             int32_t pos = KEYS - 1, table = 0, start[] = {0, 1};
             struct batch b = {.n_seq = 1,
@@ -215,8 +215,8 @@ static void test_attention_integer_keys_of_any_size(void **state)
             struct attention_args a = {q, y, &kv, &b, 1, scale, false};
             struct arena arena;
             arena_init(&arena, 4096);
-            memset(kv.k, 0xff, bytes);
-            memset(kv.v, 0xff, bytes);
+            memset(kv.k, 0xff, keys);
+            memset(kv.v, 0xff, values);
             for (int p = 0; p < KEYS; p++) {
                 k[3] = p != 1 ? 0.5f : of_query ? 1.5f : size[n];
                 v[0] = (float)p;

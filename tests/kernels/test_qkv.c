@@ -10,19 +10,21 @@ static void test_kv_every_element_has_its_own_place(void **state)
     (void)state;
     for (int type = KV_F32; type <= KV_I16; type++)
         for (int d = 8; d <= 264; d += 8) {
-            size_t bytes = kv_head_bytes((enum kv_type)type, d);
+            const size_t region[] = {kv_key_bytes((enum kv_type)type, d),
+                                     kv_value_bytes((enum kv_type)type, d)};
             size_t size = type == KV_F32 ? 4 : type == KV_FP8 ? 1 : 2;
-            size_t units = type == KV_I16 ? KV_I16_UNITS : 0;
             size_t pad = (size_t)kv_pad((enum kv_type)type, d);
-            assert_int_equal(bytes % 64, 0);
-            assert_int_equal(kv_block_bytes((enum kv_type)type, 3, d), 3 * bytes);
+            assert_int_equal(region[0] - region[1], type == KV_I16 ? KV_I16_UNITS : 0);
+            assert_int_equal(kv_block_key_bytes((enum kv_type)type, 3, d), 3 * region[0]);
+            assert_int_equal(kv_block_value_bytes((enum kv_type)type, 3, d), 3 * region[1]);
             for (int value = 0; value < 2; value++) {
-                uint8_t *seen = calloc(bytes, 1);
+                uint8_t *seen = calloc(region[value], 1);
+                assert_int_equal(region[value] % 64, 0);
                 for (size_t i = 0; i < (size_t)d; i++)
                     for (size_t j = 0; j < KV_BLOCK; j++) {
                         size_t at = value ? kv_value_index((enum kv_type)type, pad, i, j)
                                           : kv_key_index((enum kv_type)type, i, j);
-                        assert_true(at < (bytes - units) / size);
+                        assert_true(at < region[1] / size);
                         assert_int_equal(seen[at]++, 0);
                     }
                 free(seen);
@@ -35,10 +37,11 @@ static void test_kv_load_returns_what_was_stored(void **state)
     (void)state;
     enum { D = 24, HEADS = 2, BLOCKS = 3 };
     for (int type = KV_F32; type <= KV_FP8; type++) {
-        size_t bytes = kv_block_bytes((enum kv_type)type, HEADS, D) * BLOCKS;
-        struct kv_layer kv = {(enum kv_type)type, malloc(bytes), malloc(bytes), BLOCKS, HEADS, D, 0.5f, 2.0f};
-        memset(kv.k, 0xff, bytes);
-        memset(kv.v, 0xff, bytes);
+        size_t keys = kv_block_key_bytes((enum kv_type)type, HEADS, D) * BLOCKS,
+               values = kv_block_value_bytes((enum kv_type)type, HEADS, D) * BLOCKS;
+        struct kv_layer kv = {(enum kv_type)type, malloc(keys), malloc(values), BLOCKS, HEADS, D, 0.5f, 2.0f};
+        memset(kv.k, 0xff, keys);
+        memset(kv.v, 0xff, values);
         for (int pass = 0; pass < 2; pass++) { /* store everything, then look at everything */
             uint64_t seed = 9;
             for (int slot = 0; slot < BLOCKS * KV_BLOCK; slot++)
@@ -74,10 +77,11 @@ static void test_kv_keys_as_integers(void **state)
 {
     (void)state;
     enum { D = 40, HEADS = 2, BLOCKS = 3 };
-    size_t bytes = kv_block_bytes(KV_I16, HEADS, D) * BLOCKS;
-    struct kv_layer kv = {KV_I16, malloc(bytes), malloc(bytes), BLOCKS, HEADS, D, 1, 1};
-    memset(kv.k, 0xff, bytes);
-    memset(kv.v, 0xff, bytes);
+    size_t keys = kv_block_key_bytes(KV_I16, HEADS, D) * BLOCKS,
+           values = kv_block_value_bytes(KV_I16, HEADS, D) * BLOCKS;
+    struct kv_layer kv = {KV_I16, malloc(keys), malloc(values), BLOCKS, HEADS, D, 1, 1};
+    memset(kv.k, 0xff, keys);
+    memset(kv.v, 0xff, values);
     for (int pass = 0; pass < 2; pass++) {
         uint64_t seed = 9;
         for (int at = 0; at < BLOCKS * KV_BLOCK * HEADS; at++) {

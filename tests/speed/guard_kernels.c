@@ -164,12 +164,13 @@ static void *open_cache(const struct guard_env *env, const struct guard_case *c)
     struct cache *s = arena_calloc(arena, 1, sizeof(*s));
     int n_block = (c->b + KV_BLOCK - 1) / KV_BLOCK, n_tok = c->c;
     const enum kv_type type = kv_kept(kernels_at(cpu_level()), (enum kv_type)c->a);
-    size_t bytes = kv_block_bytes(type, KV_HEADS, HEAD_DIM) * (size_t)n_block;
-    uint8_t *k = arena_alloc(arena, 2 * bytes, 1);
+    size_t keys = kv_block_key_bytes(type, KV_HEADS, HEAD_DIM) * (size_t)n_block;
+    size_t bytes = keys + kv_block_value_bytes(type, KV_HEADS, HEAD_DIM) * (size_t)n_block;
+    uint8_t *k = arena_alloc(arena, bytes, 1);
     int32_t *table = arena_alloc(arena, (size_t)n_block, sizeof(*table));
     int32_t *pos = arena_alloc(arena, (size_t)n_tok, sizeof(*pos)),
             *start = arena_calloc(arena, 2, sizeof(*start));
-    memset(k, 0x3c, 2 * bytes); /* about 0.01 in every type but FP8, where it is 1.5 */
+    memset(k, 0x3c, bytes); /* about 0.01 in every type but FP8, where it is 1.5 */
     for (int i = 0; i < n_block; i++)
         table[i] = n_block - 1 - i;
     for (int t = 0; t < n_tok; t++)
@@ -177,7 +178,7 @@ static void *open_cache(const struct guard_env *env, const struct guard_case *c)
     start[1] = n_tok;
     s->env = env;
     s->kernels = kernels_at(cpu_level());
-    s->layer = (struct kv_layer){type, k, k + bytes, n_block, KV_HEADS, HEAD_DIM, 1, 1};
+    s->layer = (struct kv_layer){type, k, k + keys, n_block, KV_HEADS, HEAD_DIM, 1, 1};
     s->batch = (struct batch){.n_seq = 1,
                               .n_tok = n_tok,
                               .n_block_max = n_block,

@@ -307,6 +307,25 @@ static void test_pool_worker_comes_back_into_a_long_run(void **state)
     pool_close(p);
 }
 
+/* Who waits for long asks seldom, and those who leave meanwhile, each of whom wakes it, change nothing. */
+static void test_pool_patience_doubles_whoever_leaves(void **state)
+{
+    (void)state;
+    const uint64_t begin = 7 * MS, patience = POOL_PATIENCE_NS;
+    uint64_t ask = begin + patience;
+    for (uint64_t n = 1; n <= 20; n++) { /* after 1, 3, 7, 15 ... times the patience */
+        assert_int_equal(ask, begin + ((UINT64_C(1) << n) - 1) * patience);
+        for (uint64_t early = begin; early < ask; early += (ask - begin) / 50 + 1)
+            assert_int_equal(pool_next_ask(begin, ask, early), ask);
+        assert_int_equal(pool_next_ask(begin, ask, ask - 1), ask);
+        ask = pool_next_ask(begin, ask, ask);
+    }
+    assert_in_range(ask - begin, 100000 * MS, 300000 * MS); /* 21 times in more than a minute */
+    const uint64_t late =
+        begin + 5 * MS; /* it had no core itself: twice what has really passed, and a patience */
+    assert_int_equal(pool_next_ask(begin, begin + patience, late), begin + 10 * MS + patience);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -322,6 +341,7 @@ int main(void)
         cmocka_unit_test(test_pool_on_a_synthetic_machine_is_not_pinned),
         cmocka_unit_test(test_pool_use_limits_who_takes_part),
         cmocka_unit_test(test_pool_worker_comes_back_into_a_long_run),
+        cmocka_unit_test(test_pool_patience_doubles_whoever_leaves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include "server/choice.h"
 #include "server/config.h"
 #include "server/messages.h"
+#include "server/near.h"
 #include "server/params_json.h"
 #include "server/route.h"
 
@@ -199,17 +200,34 @@ static void test_config_units(void **state)
 static void test_routes_that_are_near(void **state)
 {
     (void)state;
-    assert_string_equal(route_near("/chat/completions"), "/v1/chat/completions");
-    assert_string_equal(route_near("/v1/v1/models"), "/v1/models");
-    assert_string_equal(route_near("/v1/models/"), "/v1/models");
-    assert_string_equal(route_near("/completions//"), "/v1/completions");
-    assert_string_equal(route_near("/v1/health"), "/health");
-    assert_string_equal(route_near("//v1/chat/completions"), "/v1/chat/completions");
-    assert_string_equal(route_near("//chat/completions/"), "/v1/chat/completions");
-    static const char *const none[] = {"/",     "//", "", "/v1", "/v1/", "/metrics", "/v1/embeddings",
-                                       "/chat", "x"};
+    assert_string_equal(near_path("/chat/completions"), "/v1/chat/completions");
+    assert_string_equal(near_path("/v1/v1/models"), "/v1/models");
+    assert_string_equal(near_path("/v1/models/"), "/v1/models");
+    assert_string_equal(near_path("/completions//"), "/v1/completions");
+    assert_string_equal(near_path("/v1/health"), "/health");
+    assert_string_equal(near_path("//v1/chat/completions"), "/v1/chat/completions");
+    assert_string_equal(near_path("//chat/completions/"), "/v1/chat/completions");
+    /* slips */
+    assert_string_equal(near_path("/v1/modles"), "/v1/models");
+    assert_string_equal(near_path("/v1//models"), "/v1/models");
+    assert_string_equal(near_path("/V1/Chat/Completion"), "/v1/chat/completions");
+    assert_string_equal(near_path("/v1/chat/complete"), "/v1/chat/completions");
+    assert_string_equal(near_path("/flush-cache"), "/flush_cache");
+    /* other servers' */
+    assert_string_equal(near_path("/"), "/v1/models");
+    assert_string_equal(near_path("/healthz"), "/health");
+    assert_string_equal(near_path("/api/chat"), "/v1/chat/completions");
+    static const char *const none[] = {"//",          "",     "/x", "x", "/favicon.ico", "/v1/embeddings",
+                                       "/v1/files/7", "/docs"};
     for (size_t i = 0; i < sizeof(none) / sizeof(*none); i++)
-        assert_null(route_near(none[i]));
+        assert_null(near_path(none[i]));
+    char longest[5000] = {0};
+    memset(longest, '/', sizeof(longest) - 1);
+    assert_null(near_path(longest));
+    assert_non_null(strstr(near_reason("/v1/embeddings"), "embeds none"));
+    assert_non_null(strstr(near_reason("/v1/responses/resp_1"), "stored"));
+    assert_null(near_reason("/v1/responses"));
+    assert_null(near_reason("/x"));
 }
 
 static void check_refusal(enum nyb_code code, const char *where, const char *message, const char *want_where,

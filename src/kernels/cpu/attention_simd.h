@@ -25,7 +25,7 @@ static size_t q_bytes(const struct kv_layer *kv)
 
 static size_t work_bytes(const struct kv_layer *kv)
 {
-    size_t decoded = kv->type == KV_FP8 ? 2 * STEP_BLOCKS * kv_head_bytes(KV_FP8, kv->head_dim) : 0;
+    size_t decoded = kv->type == KV_FP8 ? 2 * STEP_BLOCKS * kv_value_bytes(KV_FP8, kv->head_dim) : 0;
     return sizeof(struct work) + q_bytes(kv) + decoded;
 }
 
@@ -152,11 +152,22 @@ static void prepare_queries(const struct attention_tile *t, int n_row, enum quer
     }
 }
 
+/* There are at least as many bytes of keys as of values. */
+static void fetch(const struct attention_tile *t, const uint8_t *k, const uint8_t *v)
+{
+    size_t i = 0;
+    for (; i < t->value_bytes; i += 64) {
+        __builtin_prefetch(k + i, 0, FETCH_LEVEL);
+        __builtin_prefetch(v + i, 0, FETCH_LEVEL);
+    }
+    for (; i < t->key_bytes; i += 64)
+        __builtin_prefetch(k + i, 0, FETCH_LEVEL);
+}
+
 /* Where the step's blocks are, and those of the step after it, so that memory is read while this one is
  * computed. The first step of a walk has nobody who fetched for it. */
 static void step_locate(struct step *s, const struct attention_tile *t, int k0, int end)
 {
-    const size_t bytes = t->region;
     for (int b = 0; b < STEP_BLOCKS; b++) {
         int key = k0 + b * KV_BLOCK, next = key + ATTENTION_STEP;
         if (key >= end) { /* never multiplied; what is prefetched must point somewhere */
@@ -164,14 +175,12 @@ static void step_locate(struct step *s, const struct attention_tile *t, int k0, 
             s->next_v[b] = s->v[0];
             continue;
         }
-        s->k[b] = attention_region(t, t->kv->k, key);
-        s->v[b] = attention_region(t, t->kv->v, key);
-        s->next_k[b] = attention_region_or(t, t->kv->k, next, s->k[b]);
-        s->next_v[b] = attention_region_or(t, t->kv->v, next, s->v[b]);
-        for (size_t i = 0; k0 == t->walk_begin && i < bytes; i += 64) {
-            __builtin_prefetch(s->k[b] + i, 0, FETCH_LEVEL);
-            __builtin_prefetch(s->v[b] + i, 0, FETCH_LEVEL);
-        }
+        s->k[b] = attention_keys(t, key);
+        s->v[b] = attention_values(t, key);
+        s->next_k[b] = attention_keys_or(t, next, s->k[b]);
+        s->next_v[b] = attention_values_or(t, next, s->v[b]);
+        if (k0 == t->walk_begin)
+            fetch(t, s->k[b], s->v[b]);
     }
 }
 
@@ -236,7 +245,7 @@ static void split(const struct attention_tile *t, int begin, int end, void *memo
     struct step s = {
         .word = bf16 ? d / 2 : d,
         .pad = pad,
-        .units = kv_head_bytes(t->kv->type, t->kv->head_dim) - KV_I16_UNITS,
+        .units = t->value_bytes, /* behind as many bytes of keys */
         .scale = fp8 ? t->scale * t->kv->k_scale : t->scale,
         .work = w,
         .m = out->m,

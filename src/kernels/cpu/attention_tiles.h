@@ -84,6 +84,11 @@ struct chunk {
     size_t bytes; /* of a block in the cache */
 };
 
+static const uint8_t *region_of(const struct attention_tile *t, const uint8_t *base, int pos)
+{
+    return base == t->kv->k ? attention_keys(t, pos) : attention_values(t, pos);
+}
+
 /* Blocks of `base` (keys or values) from `block` of the split on. After the last keys of a split come its
  * first values, and after its last values the first keys of the next one. */
 static struct chunk chunk_open(const struct attend *a, const uint8_t *base, int block)
@@ -91,7 +96,7 @@ static struct chunk chunk_open(const struct attend *a, const uint8_t *base, int 
     const struct kv_layer *kv = a->t->kv;
     int n = (a->n_key + KV_BLOCK - 1) / KV_BLOCK;
     struct chunk c = {.n_block = n - block < CHUNK_BLOCKS ? n - block : CHUNK_BLOCKS,
-                      .bytes = kv_head_bytes(kv->type, kv->head_dim)};
+                      .bytes = a->t->value_bytes}; /* as many of keys: there are no integers here */
     const uint8_t *then = base;
     int key = a->begin + (block + CHUNK_BLOCKS) * KV_BLOCK;
     if (block + CHUNK_BLOCKS >= n) {
@@ -99,9 +104,9 @@ static struct chunk chunk_open(const struct attend *a, const uint8_t *base, int 
         key = base == kv->k ? a->begin : a->begin + ATTENTION_SPLIT;
     }
     for (int b = 0; b < c.n_block; b++)
-        c.at[b] = attention_region(a->t, base, a->begin + (block + b) * KV_BLOCK);
+        c.at[b] = region_of(a->t, base, a->begin + (block + b) * KV_BLOCK);
     for (int b = 0; b < CHUNK_BLOCKS; b++)
-        c.next[b] = attention_region_or(a->t, then, key + b * KV_BLOCK, c.at[0]);
+        c.next[b] = key + b * KV_BLOCK < a->t->walk_end ? region_of(a->t, then, key + b * KV_BLOCK) : c.at[0];
     return c;
 }
 

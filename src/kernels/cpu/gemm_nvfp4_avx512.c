@@ -1,26 +1,19 @@
-/* NVFP4 weights on AVX-512: bf16, fp32 and int8 operands. One lane is one row of the panel; x is broadcast.
+/* NVFP4 weights on AVX-512: bf16 and fp32 operands. One lane is one row of the panel; x is broadcast.
  * The order of operations for an output is written once, in the innermost function of each form, and is the
  * same for any number of panels P and rows T. */
 #include <immintrin.h>
 
 #include "fp4/fp4.h"
+#include "kernels/cpu/nvfp4_avx512.h"
 #include "kernels/cpu/nvfp4_codes.h"
 #include "kernels/cpu/tile_avx512.h"
 #include "kernels/gemm_kernels.h"
 #include "kernels/weight_layout.h"
 
-/* 12 + 2 * e2m1, unsigned for vpdpbusd; vpermb looks at six index bits, two of them the next nibble's. */
-static const uint8_t biased_of_code[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-
 INLINE __m512 block_scale(const uint8_t *s)
 {
     __m256i half = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)s)), 7);
     return _mm512_cvtph_ps(half);
-}
-
-INLINE __m512i load_codes(const uint8_t *c)
-{
-    return _mm512_loadu_si512(c);
 }
 
 /* Vector operators rather than intrinsics, which want a literal count even where nothing is optimized. */
@@ -97,17 +90,6 @@ INLINE int bf16_steps_ahead(const int T)
 }
 #define STEPS       8
 #define STEPS_AHEAD 4 /* at most */
-
-/* Few sums leave memory's own prefetcher in peace, and the window runs ahead: asking for lines then costs
- * more than it brings. Others ask for every line, scales included: that prefetcher follows misses alone. */
-#define ASK_FROM     4 /* sums */
-#define BLOCKS_AHEAD 4
-
-INLINE void ask_ahead(const int P, const int T, const uint8_t *line)
-{
-    if (P * T >= ASK_FROM)
-        _mm_prefetch((const char *)line + BLOCKS_AHEAD * NVFP4_BLOCK_BYTES, _MM_HINT_T0);
-}
 
 /* Step number `step` of G groups from number q of a block on: their codes (G, P), if they begin here, and
  * weights (G, P). */
@@ -245,97 +227,7 @@ INLINE void f32_tile(const struct gemm_tile *t, const int P, const int T)
     store_sums(t, P, T, sum, NVFP4_SCALE_UNIT);
 }
 
-void gemm_avx512_nvfp4_f32(const struct gemm_tile *t){TILE_SWITCH(f32_tile, t, 4)}
-
-/* ---- int8 -------------------------------------------------------------------------------------- */
-
-/* acc += products of w and the four bytes at x; and a shift by the number at p. Both are broadcast by the
- * instruction itself: gcc would spend another on that, and these loops have no room for it. */
-#ifdef __clang__
-INLINE __m512i dot_quad(__m512i acc, __m512i w, const int8_t *x)
+void gemm_avx512_nvfp4_f32(const struct gemm_tile *t)
 {
-    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(load_dword(x)));
-}
-INLINE __m512i shift_left(__m512i v, const int32_t *p)
-{
-    return _mm512_sllv_epi32(v, _mm512_set1_epi32(*p));
-}
-#else
-INLINE __m512i dot_quad(__m512i acc, __m512i w, const int8_t *x)
-{
-    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const int8_t(*)[4])x));
-    return acc;
-}
-INLINE __m512i shift_left(__m512i v, const int32_t *p)
-{
-    __asm__("vpsllvd %1%{1to16%}, %0, %0" : "+v"(v) : "m"(*p));
-    return v;
-}
-#endif
-
-/* part += block scale * (dot << shift) for one group: the multiplications are by vpdpbusd and one fma, the
- * shift is on another port. Each broadcast of x serves both panels. */
-INLINE void i8_group(const int P, const int T, const uint8_t *const *codes, const uint8_t *const *scale,
-                     const struct gemm_tile *t, int g, __m512i lut, __m512 *part)
-{
-    __m512i w[2][4]; /* the four quads of k, in the order of x */
-    const __m512 s[2] = {block_scale(scale[0]), block_scale(scale[P - 1])};
-    UNROLL
-    for (int p = 0; p < P; p++) {
-        UNROLL
-        for (int z = 0; z < 2; z++) {
-            __m512i c = load_codes(codes[p] + 64 * z);
-            w[p][2 * z] = _mm512_permutexvar_epi8(c, lut);
-            w[p][2 * z + 1] = _mm512_permutexvar_epi8(_mm512_srli_epi16(c, 4), lut);
-        }
-    }
-    UNROLL
-    for (int i = 0; i < T; i++) {
-        const int8_t *x = (const int8_t *)t->x[i] + 16 * g;
-        __m512i dot[2];
-        dot[0] = dot[P - 1] = _mm512_set1_epi32(t->x_group[i][g].bias);
-        UNROLL
-        for (int j = 0; j < 4; j++) {
-            UNROLL
-            for (int p = 0; p < P; p++)
-                dot[p] = dot_quad(dot[p], w[p][j], x + 4 * j);
-        }
-        UNROLL
-        for (int p = 0; p < P; p++) {
-            __m512 f = _mm512_cvtepi32_ps(shift_left(dot[p], &t->x_group[i][g].shift));
-            part[p * T + i] = _mm512_fmadd_ps(s[p], f, part[p * T + i]);
-        }
-    }
-}
-
-/* sum = fma(scale of x, part, sum) at the end of 64 elements; part starts again. */
-INLINE void i8_add_block(const int P, const int T, const struct gemm_tile *t, int block, __m512 *part,
-                         __m512 *sum)
-{
-    UNROLL
-    for (int i = 0; i < P * T; i++) {
-        __m512 scale = _mm512_set1_ps(t->x_scale[i % T][block]);
-        sum[i] = _mm512_fmadd_ps(scale, part[i], sum[i]);
-        part[i] = _mm512_setzero_ps();
-    }
-}
-
-INLINE void i8_tile(const struct gemm_tile *t, const int P, const int T)
-{
-    const __m512i lut = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)biased_of_code));
-    __m512 part[MAX_SUM], sum[MAX_SUM];
-    UNROLL
-    for (int i = 0; i < P * T; i++)
-        part[i] = sum[i] = _mm512_setzero_ps();
-    EACH_GROUP(t, P, {
-        i8_group(P, T, codes, scale, t, g, lut, part);
-        if (q == n_here - 1)
-            i8_add_block(P, T, t, g / 4, part, sum);
-    });
-    store_sums(t, P, T, sum, 0.5f * NVFP4_SCALE_UNIT);
-}
-
-void gemm_avx512_nvfp4_i8(const struct gemm_tile *t)
-{
-    TILE_SWITCH(i8_tile, t, 4)
+    TILE_SWITCH(f32_tile, t, 4)
 }

@@ -53,22 +53,23 @@ void gemm_avx512_finish(const struct gemm_finish *f)
     }
 }
 
-/* The four maxima of |x[0..3]|. */
-static __m128 block_maxima(const __m512 *x)
+/* The four maxima of |x[0..3]|, by their bits: so what is no number is the largest. */
+static __m128i block_maxima(const __m512 *x)
 {
-    __m512 a = _mm512_abs_ps(x[0]), b = _mm512_abs_ps(x[1]), c = _mm512_abs_ps(x[2]), d = _mm512_abs_ps(x[3]);
-    __m512d ab = (__m512d)_mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    __m512d cd = (__m512d)_mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    __m512 m = _mm512_max_ps((__m512)_mm512_unpacklo_pd(ab, cd), (__m512)_mm512_unpackhi_pd(ab, cd));
-    __m256 half = _mm256_max_ps(_mm512_castps512_ps256(m), _mm512_extractf32x8_ps(m, 1));
-    return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    __m512i v[4];
+    for (int i = 0; i < 4; i++)
+        v[i] = _mm512_castps_si512(_mm512_abs_ps(x[i]));
+    __m512i ab = _mm512_max_epu32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+    __m512i cd = _mm512_max_epu32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+    __m512i m = _mm512_max_epu32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    __m256i half = _mm256_max_epu32(_mm512_castsi512_si256(m), _mm512_extracti32x8_epi32(m, 1));
+    return _mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
-/* Bytes of x * factor, nearest even; 0 where that is no number, as INT_MIN would overflow a sum. */
+/* Bytes of x * factor, nearest even. */
 static __m128i to_bytes(__m512 x, __m512 factor)
 {
-    __m512 v = _mm512_mul_ps(x, factor);
-    return _mm512_cvtsepi32_epi8(_mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(v, v, _CMP_ORD_Q), v));
+    return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, factor)));
 }
 
 /* -12 times the sum of each 16 of 64 bytes. */
@@ -81,18 +82,33 @@ static __m128i block_bias(__m512i q)
     return _mm_sub_epi32(_mm_setzero_si128(), _mm512_castsi512_si128(sum));
 }
 
-/* Elements k .. k + 63 of a row, zero from r->k on, as ref/gemm_ref.c does it; n: those within k_pad. */
-static void quantize_block(const struct gemm_row *r, int k, int n, const __m512 *x)
+/* Where the largest is infinite, no number, or too large: what no sum survives. */
+static void overflow_block(struct i8_block *to)
+{
+    *to = (struct i8_block){.scale = 0x1p112f};
+    for (int i = 0; i < I8_BLOCK; i++)
+        to->q[i] = 127;
+    for (int g = 0; g < I8_BLOCK / FP4_GROUP; g++)
+        to->bias[g] = -12 * 127 * FP4_GROUP;
+}
+
+/* 64 elements of a row, as ref/gemm_ref.c does it. */
+static void quantize_block(struct i8_block *to, const __m512 *x)
 {
     const __m512i order =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
-    __m128 amax = block_maxima(x),
-           most = _mm_max_ps(amax, _mm_shuffle_ps(amax, amax, _MM_SHUFFLE(1, 0, 3, 2)));
-    most = _mm_max_ps(most, _mm_shuffle_ps(most, most, _MM_SHUFFLE(2, 3, 0, 1)));
-    __mmask8 fits = _mm_cmp_ps_mask(most, _mm_set1_ps(I8_LEAST), _CMP_GE_OQ) &
-                    _mm_cmp_ps_mask(most, _mm_set1_ps(I8_MOST), _CMP_LE_OQ);
+    __m128i bits = block_maxima(x);
+    const __m128 amax = _mm_castsi128_ps(bits);
+    bits = _mm_max_epu32(bits, _mm_shuffle_epi32(bits, _MM_SHUFFLE(1, 0, 3, 2)));
+    bits = _mm_max_epu32(bits, _mm_shuffle_epi32(bits, _MM_SHUFFLE(2, 3, 0, 1)));
+    const __m128 most = _mm_castsi128_ps(bits);
+    if (!(_mm_cvtss_f32(most) <= I8_MOST)) {
+        overflow_block(to);
+        return;
+    }
+    __mmask8 fits = _mm_cmp_ps_mask(most, _mm_set1_ps(I8_LEAST), _CMP_GE_OQ);
     __m128 inverse = _mm_maskz_div_ps(fits, _mm_set1_ps(127.0f), most);
-    /* exponent of most / amax; NaN and infinity have a large one */
+    /* exponent of most / amax; that of zero is large */
     __m128i exponent = _mm_srli_epi32(_mm_slli_epi32(_mm_castps_si128(_mm_div_ps(most, amax)), 1), 24);
     __m128i finer = _mm_min_epi32(_mm_sub_epi32(exponent, _mm_set1_epi32(127)), _mm_set1_epi32(I8_SHIFT_MAX));
     __m128i power = _mm_slli_epi32(_mm_add_epi32(finer, _mm_set1_epi32(127)), 23);
@@ -102,15 +118,10 @@ static void quantize_block(const struct gemm_row *r, int k, int n, const __m512 
     q = _mm512_inserti32x4(q, to_bytes(x[2], _mm512_permutexvar_ps(_mm512_set1_epi32(2), factor)), 2);
     q = _mm512_inserti32x4(q, to_bytes(x[3], _mm512_permutexvar_ps(_mm512_set1_epi32(3), factor)), 3);
     q = _mm512_shuffle_epi8(q, order);
-    __m128i shift = _mm_sub_epi32(_mm_set1_epi32(I8_SHIFT_MAX), finer), bias = block_bias(q);
-    __m128i *meta = (__m128i *)(void *)(r->i8_group + k / FP4_GROUP);
-    _mm256_storeu_si256((__m256i *)(r->i8 + k), _mm512_castsi512_si256(q));
-    _mm_storeu_si128(meta, _mm_unpacklo_epi32(bias, shift));
-    if (n == I8_BLOCK) { /* rather than masked stores, which are slow on Zen 4 */
-        _mm256_storeu_si256((__m256i *)(r->i8 + k + 32), _mm512_extracti64x4_epi64(q, 1));
-        _mm_storeu_si128(meta + 1, _mm_unpackhi_epi32(bias, shift));
-    }
-    r->i8_scale[k / I8_BLOCK] = _mm_cvtss_f32(most) * I8_SCALE;
+    _mm512_storeu_si512(to->q, q);
+    _mm_storeu_si128((__m128i *)(void *)to->bias, block_bias(q));
+    _mm_storeu_si64(to->finer, _mm_cvtepi32_epi16(finer));
+    to->scale = _mm_cvtss_f32(most) * I8_SCALE;
 }
 
 static void row_i8(const struct gemm_row *r)
@@ -122,7 +133,7 @@ static void row_i8(const struct gemm_row *r)
             __mmask16 in = (__mmask16)(left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0);
             x[i] = _mm512_maskz_loadu_ps(in, r->x + (left > 0 ? k + 16 * i : 0));
         }
-        quantize_block(r, k, r->k_pad - k < I8_BLOCK ? r->k_pad - k : I8_BLOCK, x);
+        quantize_block(&r->i8_block[k / I8_BLOCK], x);
     }
 }
 
@@ -140,6 +151,6 @@ void gemm_avx512_row(const struct gemm_row *r)
         if (r->f32)
             _mm512_storeu_ps(r->f32 + k, v);
     }
-    if (r->i8)
+    if (r->i8_block)
         row_i8(r);
 }

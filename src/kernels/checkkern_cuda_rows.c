@@ -516,8 +516,9 @@ bool checkkern_cuda_chosen(const struct checkkern_gpu *g, struct checkkern_repor
     return ok;
 }
 
-/* ---- norms in the launches of some rows -------------------------------------------------------------- */
+/* ---- a norm in the launch of the router behind it ---------------------------------------------------- */
 
+/* As in a model: behind a product, whose results nobody looks at here, and before the experts. */
 static bool normed_case(struct gpu_case *c, uint64_t *seed, int round)
 {
     struct router_case s = make_router(c, seed, round, NORMED);
@@ -525,32 +526,30 @@ static bool normed_case(struct gpu_case *c, uint64_t *seed, int round)
     if (!m.gate_scale)
         return false;
     const int n = s.n_row;
-    struct cuda_op op[7];
-    op[1] = make_norm(c, seed, round, &s);
-    op[0] = norm_apart(c, &s, op[1]);
-    s.op.as.router.x = op[1].as.add_norm.y_float;
-    op[2] = s.op;
-    m.x = apart.x = op[1].as.add_norm.y;
+    const struct cuda_linear product = {
+        .part[0] = {.w = s.m.w, .out = gpu_case_out(c, (size_t)(n * s.E) * 4), .n_out = s.E},
+        .n_part = 1,
+        .K = s.K,
+        .x_float = s.op.as.router.x};
+    struct cuda_op norm = make_norm(c, seed, round, &s);
+    s.op.as.router.x = norm.as.add_norm.y_float;
+    m.x = apart.x = norm.as.add_norm.y;
     apart.out = gpu_case_out(c, (size_t)(n * s.K) * sizeof(float));
-    op[3] = (struct cuda_op){.kind = CUDA_OP_MOE, .n_row = n, .count = s.op.count, .as.moe = m};
-    op[4] = norm_apart(c, &s, make_norm(c, seed, round, &s));
-    struct cuda_add_norm *last = &op[4].as.add_norm;
-    if (!last->delta[0] || round % 4 > 1) /* the sums are the first delta, or the second */
-        last->delta[0] = m.out;
-    else
-        last->delta[1] = m.out;
-    op[5] = (struct cuda_op){.kind = CUDA_OP_MOE, .n_row = n, .count = s.op.count, .as.moe = apart};
-    op[6] = norm_apart(c, &s, op[4]);
-    if (!gpu_case_run(c, op, 7) || !check_norm(c, s.real, &op[1].as.add_norm, &op[0].as.add_norm) ||
-        !check_norm(c, s.real, last, &op[6].as.add_norm))
+    const struct cuda_op op[] = {norm_apart(c, &s, norm),
+                                 {.kind = CUDA_OP_LINEAR, .n_row = n, .as.linear = product},
+                                 norm,
+                                 s.op,
+                                 {.kind = CUDA_OP_MOE, .n_row = n, .count = s.op.count, .as.moe = m},
+                                 {.kind = CUDA_OP_MOE, .n_row = n, .count = s.op.count, .as.moe = apart}};
+    if (!gpu_case_run(c, op, 6) || !check_norm(c, s.real, &norm.as.add_norm, &op[0].as.add_norm))
         return false;
     s.x = gpu_case_result(c, s.op.as.router.x);
     return check_logits(c, &s, gpu_case_result(c, s.op.as.router.logits)) && check_choice(c, &s) &&
            check_experts(c, n, &m, &apart);
 }
 
-/* Some rows: a norm in the launch of the router behind it, and one in that of the experts before it, as norms
- * alone are; the choice and what the experts give as above. */
+/* Some rows: the norm with the bits of norms alone, the choice against the CPU's, and what the experts behind
+ * give beside a launch that no router is in front of. */
 bool checkkern_cuda_normed(const struct checkkern_gpu *g, struct checkkern_report *r)
 {
     uint64_t seed = g->seed;

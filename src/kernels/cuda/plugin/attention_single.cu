@@ -17,8 +17,9 @@
 #include "kernels/cuda/plugin/cluster.cuh"
 
 #define CLUSTER_MAX 8
-#define WARPS_FEW   8 /* of a block: where blocks are so few that each has an SM; */
-#define WARPS_MANY  4 /* else */
+#define WARPS_FEW   8  /* of a block: where blocks are so few that each has an SM; */
+#define WARPS_ALONE 12 /* where each has one, and all of a row, and not too many registers; */
+#define WARPS_MANY  4  /* else */
 
 struct single_params {
     struct cuda_attention a;
@@ -194,8 +195,12 @@ static __global__ void __launch_bounds__(32 * WARPS, (NT == 1 ? 12 : 8) / WARPS)
         gpu_wait_few(a.n_single);
         if (mine) {
             take_fresh<HD, NT, WARPS>(room.fresh, p.qkv, f, warp, lane);
-            walk.begin(a.kv, lane); /* not before: what is loaded behind keys waits for them */
+            /* not before: what is loaded behind keys waits for them */
+            if (walk.own.any(0))
+                walk.load_keys(a.kv, 0, lane);
             finish_fresh<HD, TYPE, NT, WARPS>(room.fresh, p.qkv, table, f, slot, warp, lane);
+            if (walk.own.any(0))
+                walk.load_values(a.kv, 0, lane);
         }
         __syncthreads();
         if (mine)
@@ -263,13 +268,15 @@ static const char *start_tiles(single_params p, int groups, const struct op_plac
 {
     const int pairs = attention_rows(&p.a) * p.a.kv.n_kv_head * groups;
     const int few = HD == 128 ? WARPS_FEW : WARPS_MANY, warps = pairs <= 128 ? few : WARPS_MANY;
+    const int alone = HD == 128 && NT == 1 ? WARPS_ALONE : few;
     const char *why = nullptr;
     p.cluster = cluster_of(pairs, warps);
     p.ahead = p.joined ? 1 : pairs <= 32 ? 4 : 0;
     p.takes_whole = true;
     p.takes_parts = p.n_part > 0 && p.cluster == 1 && warps == WARPS_MANY;
-    why = warps == few ? start<HD, TYPE, NT, few>(p, groups, at)
-                       : start<HD, TYPE, NT, WARPS_MANY>(p, groups, at);
+    why = warps != few    ? start<HD, TYPE, NT, WARPS_MANY>(p, groups, at)
+          : p.cluster > 1 ? start<HD, TYPE, NT, few>(p, groups, at)
+                          : start<HD, TYPE, NT, alone>(p, groups, at);
     if (why || p.n_part == 0 || p.takes_parts)
         return why;
     p.cluster = 1;

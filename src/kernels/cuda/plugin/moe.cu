@@ -10,12 +10,10 @@
  * begins with down as soon as the few blocks that have its experts' h are done, and adds what it has to add
  * as it comes. The words are cleared at the beginning of the same launch, before it waits for the one in
  * front where that may be; before a block writes or reads one it has seen that all blocks have cleared
- * theirs, which is long past by then.
- *
- * The norm behind may be in the launch: then a token's sums are one block's, which has the whole row. */
+ * theirs, which is long past by then. */
 #include <algorithm>
 
-#include "kernels/cuda/plugin/norm.cuh"
+#include "kernels/cuda/plugin/operators.h"
 #include "kernels/cuda/plugin/stream.cuh"
 
 #define N_PHASE     2
@@ -36,12 +34,6 @@ struct moe_params {
     struct moe_scratch scratch;
     size_t x_bytes;
     struct phase phase[N_PHASE]; /* lo and hi are for the kernel to say */
-    bool early;                  /* h and y are nobody's while the launch in front is at work */
-    /* The norm behind, if it is in the launch, with the place of the sums among its deltas. */
-    bool joined;
-    int delta;
-    cuda_add_norm norm;
-    const int32_t *count;
 };
 
 struct routing {
@@ -234,101 +226,39 @@ static __device__ __forceinline__ void add_weighted(float4 &sum, float w, uint4 
     add_weighted(sum.w, w, y.w);
 }
 
-/* What token t's experts give, weighted: of its so-manieth words of y. */
-template <typename Words, typename Sums>
-static __device__ __forceinline__ Sums sum_of(const moe_params &a, int t, int c)
-{
-    const int H = a.w.hidden / (int)(sizeof(Words) / 4), k = a.w.n_used;
-    const Words *y = (const Words *)a.scratch.y;
-    Sums sum = {};
-#pragma unroll 1
-    for (int j0 = 0; j0 < k; j0 += TOGETHER) {
-        bool counts[TOGETHER];
-        float w[TOGETHER];
-        Words v[TOGETHER];
-#pragma unroll
-        for (int j = 0; j < TOGETHER; j++) {
-            const int slot = t * k + min(j0 + j, k - 1), e = a.w.id[slot];
-            counts[j] = j0 + j < k && e >= 0 && e < a.w.n_expert;
-            w[j] = a.w.weight[slot];
-            v[j] = gpu_load_grid(y + (size_t)slot * H + c);
-        }
-#pragma unroll
-        for (int j = 0; j < TOGETHER; j++)
-            if (counts[j])
-                add_weighted(sum, w[j], take_words(v[j], y + (size_t)(t * k + min(j0 + j, k - 1)) * H + c));
-    }
-    return sum;
-}
-
 /* Words, and outputs, that a thread takes at once: four where there are many, so that the blocks' shares are
  * one turn of their threads; else one, in as few blocks as it takes. */
 template <typename Words, typename Sums> static __device__ __forceinline__ void finalize(const moe_params &a)
 {
     const bool many = sizeof(Words) > 4;
-    const int H = a.w.hidden / (int)(sizeof(Words) / 4), n = a.w.n_row * H;
+    const int H = a.w.hidden / (int)(sizeof(Words) / 4), k = a.w.n_used, n = a.w.n_row * H;
     const int grid = (int)gridDim.x, run = many ? ((n + grid - 1) / grid + 7) & ~7 : N_THREAD,
               first = (int)blockIdx.x * run, end = many ? min(n, first + run) : n,
               step = many ? N_THREAD : grid * N_THREAD;
+    const Words *y = (const Words *)a.scratch.y;
 #pragma unroll 1
     for (int i = first + (int)threadIdx.x; i < end; i += step) {
-        const int t = i / H;
-        ((Sums *)a.w.out)[i] = sum_of<Words, Sums>(a, t, i - t * H);
-    }
-}
-
-/* And the norm behind: a block a token, with the bits of norm.cu, whose threads are twice as many where rows
- * are long. row: [hidden], room: [2 * N_WARP], shared memory that nobody reads any more. All threads. */
-static __device__ __forceinline__ void finalize_norm(const moe_params &a, float *row, float *room)
-{
-    const cuda_add_norm &m = a.norm;
-    const int H = a.w.hidden, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int n_real = OP_COUNT(a.count, a.w.n_row);
+        const int t = i / H, c = i - t * H;
+        Sums sum = {};
 #pragma unroll 1
-    for (int t = blockIdx.x; t < a.w.n_row; t += (int)gridDim.x) {
-        const size_t at = (size_t)t * H;
-        const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        float sum[2] = {0.0f, 0.0f};
-        int odd = 0;
-#pragma unroll 1
-        for (int i = 4 * (int)threadIdx.x; i < H; i += 4 * N_THREAD, odd ^= 1) {
-            const float4 old = __ldcg((const float4 *)(m.residual + at + i)),
-                         other = m.delta[1] ? __ldcg((const float4 *)(m.delta[1 - a.delta] + at + i)) : none;
-            gpu_prefetch(m.weight + i);
-            const float4 own = sum_of<uint4, float4>(a, t, i / 4);
-            const float4 v =
-                norm_add(old, !m.delta[1] ? own : norm_add(a.delta ? own : other, a.delta ? other : own));
-            *(float4 *)(a.w.out + at + i) = own;
-            if (t < n_real)
-                *(float4 *)(m.residual + at + i) = v;
-            if (odd)
-                sum[1] = norm_keep(row, i, v, sum[1]);
-            else
-                sum[0] = norm_keep(row, i, v, sum[0]);
+        for (int j0 = 0; j0 < k; j0 += TOGETHER) {
+            bool counts[TOGETHER];
+            float w[TOGETHER];
+            Words v[TOGETHER];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                const int slot = t * k + min(j0 + j, k - 1), e = a.w.id[slot];
+                counts[j] = j0 + j < k && e >= 0 && e < a.w.n_expert;
+                w[j] = a.w.weight[slot];
+                v[j] = gpu_load_grid(y + (size_t)slot * H + c);
+            }
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++)
+                if (counts[j])
+                    add_weighted(sum, w[j],
+                                 take_words(v[j], y + (size_t)(t * k + min(j0 + j, k - 1)) * H + c));
         }
-        sum[0] = warp_sum(sum[0]);
-        sum[1] = warp_sum(sum[1]);
-        if (lane == 0) {
-            room[warp] = sum[0];
-            room[N_WARP + warp] = sum[1];
-        }
-        __syncthreads();
-        float all = 0.0f;
-        const int n = H > 4 * N_THREAD ? 2 * N_WARP : N_WARP;
-#pragma unroll 8
-        for (int i = 0; i < n; i++)
-            all += room[i];
-        const float by = 1.0f / sqrtf(all / (float)H + m.eps);
-#pragma unroll 1
-        for (int i = 4 * (int)threadIdx.x; i < H && t < n_real; i += 4 * N_THREAD) {
-            const float4 v = *(const float4 *)(row + i), w = *(const float4 *)(m.weight + i);
-            const float4 y = make_float4(v.x * by * w.x, v.y * by * w.y, v.z * by * w.z, v.w * by * w.w);
-            if (m.y_float)
-                *(float4 *)(m.y_float + at + i) = y;
-            if (m.y)
-                *(uint2 *)(m.y + at + i) = make_uint2(float_bf16_pair(y.x, y.y), float_bf16_pair(y.z, y.w));
-        }
-        __syncthreads(); /* row and room may be written again */
+        ((Sums *)a.w.out)[i] = sum;
     }
 }
 
@@ -357,7 +287,7 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
     for (int i = threadIdx.x; i < a.w.n_expert * MASK_STRIDE / 4; i += N_THREAD)
         ((uint4 *)mask)[i] = make_uint4(0, 0, 0, 0);
     ask_ahead(a, warp, lane);
-    if (a.early) {
+    if (a.scratch.early) {
         clear(a, n_slot);
         __syncthreads();
         if (threadIdx.x == N_THREAD - 1)
@@ -365,7 +295,7 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
     }
     gpu_wait_before();
     const int id = (int)threadIdx.x < n_slot ? a.w.id[threadIdx.x] : -1;
-    if (!a.early)
+    if (!a.scratch.early)
         clear(a, n_slot);
     __syncthreads();
     /* Where a block may have passes of experts that all rows take and of others, it has all rows if they fit:
@@ -375,7 +305,8 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
         if (all_rows)
             ask_for_x(xs, a.w);
     });
-    if (!a.early && threadIdx.x == N_THREAD - 1) /* now: behind weights it would wait for all of them */
+    if (!a.scratch.early &&
+        threadIdx.x == N_THREAD - 1) /* now: behind weights it would wait for all of them */
         cleared(a.scratch.barrier, &met);
     const int n_pass = routing.n_pass;
     if (threadIdx.x < N_PHASE) {
@@ -484,10 +415,6 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
     }
     if (a.w.each) /* y is the result */
         return;
-    if (a.joined) {
-        finalize_norm(a, (float *)memory, (float *)memory + H);
-        return;
-    }
     if (a.w.n_row * H > (int)gridDim.x * N_THREAD)
         finalize<uint4, float4>(a);
     else
@@ -505,19 +432,14 @@ template <typename Ring> static size_t x_room(const struct packed_moe *w, const 
 }
 
 template <typename Ring>
-static const char *start(const struct packed_moe *w, const struct moe_scratch *scratch,
-                         const struct cuda_op *norm, bool early, size_t x_bytes, const struct op_place *at)
+static const char *start(const struct packed_moe *w, const struct moe_scratch *scratch, size_t x_bytes,
+                         const struct op_place *at)
 {
     const moe_params a = {*w,
                           *scratch,
                           x_bytes,
                           {phase_of(w->gate_up, 2 * w->inner, w->hidden, x_bytes),
-                           phase_of(w->down, w->hidden, w->inner, x_bytes)},
-                          early,
-                          norm != nullptr,
-                          norm && norm->as.add_norm.delta[1] == w->out,
-                          norm ? norm->as.add_norm : cuda_add_norm{},
-                          norm ? norm->count : nullptr};
+                           phase_of(w->down, w->hidden, w->inner, x_bytes)}};
     const size_t bytes = ring_bytes<Ring>() + x_bytes + head_bytes(1);
     const char *why = gpu_why(gpu_allow_shared(moe_kernel<Ring>, bytes));
     return why ? why
@@ -536,9 +458,8 @@ bool moe_takes(const struct packed_moe *w, const struct gpu_limits *limits)
     return is_in_range(w) && x_room<short_ring>(w, limits) > 0;
 }
 
-/* norm: the operator behind, or NULL */
-static const char *start_any(const struct packed_moe *w, const struct moe_scratch *scratch,
-                             const struct cuda_op *norm, bool early, const struct op_place *at)
+const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
+                      const struct op_place *at)
 {
     if (!is_in_range(w))
         return "moe: expected at least one token and at most 512 pairs of a token and an expert";
@@ -547,28 +468,8 @@ static const char *start_any(const struct packed_moe *w, const struct moe_scratc
         return "moe: expected 1 to 512 experts, and hidden and inner sizes that are multiples of 64";
     size_t room = x_room<long_ring>(w, at->limits);
     if (room > 0)
-        return start<long_ring>(w, scratch, norm, early, room, at);
+        return start<long_ring>(w, scratch, room, at);
     if ((room = x_room<short_ring>(w, at->limits)) > 0)
-        return start<short_ring>(w, scratch, norm, early, room, at);
+        return start<short_ring>(w, scratch, room, at);
     return "moe: eight rows of this length do not fit in shared memory";
-}
-
-const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
-                      const struct op_place *at)
-{
-    return start_any(w, scratch, nullptr, false, at);
-}
-
-bool moe_norm_takes(const struct packed_moe *w, const struct cuda_op *norm, const struct gpu_limits *limits)
-{
-    const struct cuda_add_norm *m = &norm->as.add_norm;
-    return norm->kind == CUDA_OP_ADD_NORM && !w->each && moe_takes(w, limits) && norm->n_row == w->n_row &&
-           w->n_row > 1 && w->n_row <= limits->n_sm && m->n == w->hidden && m->n <= 8 * N_THREAD && !m->row &&
-           (m->delta[1] == w->out || (m->delta[0] == w->out && w->out));
-}
-
-const char *moe_norm_start(const struct packed_moe *w, const struct moe_scratch *scratch,
-                           const struct cuda_op *norm, bool early, const struct op_place *at)
-{
-    return start_any(w, scratch, norm, early, at);
 }

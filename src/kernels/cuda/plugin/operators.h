@@ -44,20 +44,11 @@ bool attention_joined_takes(const struct cuda_op *op, int n_op);
 const char *attention_joined_start(const struct cuda_op *op, const struct op_place *at);
 const char *qkv_check(const struct cuda_op *op); /* NULL, or why qkv_start would refuse it */
 const char *router_start(const struct cuda_op *op, const struct op_place *at);
-/* A norm and the router behind it, of 2 to 64 rows, in one launch. The residual is read before the launch in
- * front has ended. */
-bool router_joined_takes(const struct cuda_op *op, int n_op);
-const char *router_joined_start(const struct cuda_op *op, const struct op_place *at);
 const char *moe_plain_start(const struct cuda_op *op, const struct op_place *at);
 size_t moe_plain_scratch(const struct cuda_op *op);
 const char *moe_start(const struct packed_moe *w, const struct moe_scratch *scratch,
                       const struct op_place *at);
 const char *linear_op_start(const struct cuda_op *op, const struct op_place *at);
-/* The same with the norm behind it in the launch; early: h and y may be written before the launch in front has
- * ended. */
-bool moe_norm_takes(const struct packed_moe *w, const struct cuda_op *norm, const struct gpu_limits *limits);
-const char *moe_norm_start(const struct packed_moe *w, const struct moe_scratch *scratch,
-                           const struct cuda_op *norm, bool early, const struct op_place *at);
 size_t linear_op_scratch(const struct cuda_op *op);
 /* Whether the kernels for many rows of packed weights will take it. */
 bool linear_op_is_prefill(const struct cuda_op *op, const struct gpu_limits *limits);

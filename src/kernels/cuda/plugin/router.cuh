@@ -84,6 +84,6 @@ static __device__ __forceinline__ void multiply_step(const step_rows &r, const s
 bool router_cluster_takes(const struct cuda_op *op, const struct gpu_limits *limits);
 const char *router_cluster_start(const struct cuda_op *op, const struct op_place *at);
 
-/* router_rows.cu: 2 to 64 rows, alone or with the norm before it. */
+/* router_rows.cu: 2 to 64 rows. */
 bool router_rows_takes(const struct cuda_op *op);
 const char *router_rows_start(const struct cuda_op *op, const struct op_place *at);

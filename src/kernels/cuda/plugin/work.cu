@@ -143,14 +143,13 @@ bool gpu_reserve(struct cuda_gpu *g, size_t bytes)
     return true;
 }
 
-static const char *moe_start_either(const struct cuda_op *op, const struct op_place *at)
+/* early: memory for what goes from block to block is nobody's while the launch in front is at work. */
+static const char *few_start(const struct cuda_op *op, bool early, const struct op_place *at)
 {
     const struct packed_moe w = moe_of(op);
-    if (is_prefill(&w, at->limits))
-        return prefill_start(&w, at->scratch, at->limits, at->stream);
     if (!w.each && moe_single_takes(&w, at->limits))
         return moe_single_start(&w, at);
-    struct moe_scratch s = {NULL, NULL, at->barrier + OP_MEET};
+    struct moe_scratch s = {NULL, NULL, at->barrier + OP_MEET, early};
     place_few(&w, at, &s);
     const int mlp = mlp_rows(&w, at->limits);
     if (mlp > 0)
@@ -158,6 +157,13 @@ static const char *moe_start_either(const struct cuda_op *op, const struct op_pl
     if (w.each)
         s.y = (float *)w.each;
     return moe_start(&w, &s, at);
+}
+
+static const char *moe_start_either(const struct cuda_op *op, const struct op_place *at)
+{
+    const struct packed_moe w = moe_of(op);
+    return is_prefill(&w, at->limits) ? prefill_start(&w, at->scratch, at->limits, at->stream)
+                                      : few_start(op, false, at);
 }
 
 /* In the order of enum cuda_op_kind. */
@@ -237,26 +243,18 @@ bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu
     return !why || gpu_fail(g, "launch", why);
 }
 
-/* Experts of few rows and the norm behind them. */
-static int start_normed(struct cuda_gpu *g, const struct cuda_op *op, int i, int n_op,
-                        const struct op_place *at)
+/* Experts of few rows behind their router, which may clear their words early: when they begin, the router has
+ * begun, and so the product before its norm may still be at work, but nothing before that: no other experts,
+ * whose words would be the same memory. */
+static int start_chosen(struct cuda_gpu *g, const struct cuda_op *op, int i, const struct op_place *at)
 {
-    if (i + 1 >= n_op || !is_few(&op[i], at->limits))
-        return 0;
-    const struct packed_moe w = moe_of(&op[i]);
-    struct moe_scratch s = {NULL, NULL, at->barrier + OP_MEET};
     size_t bytes;
-    if (moe_single_takes(&w, at->limits) || mlp_rows(&w, at->limits) > 0 ||
-        !moe_norm_takes(&w, &op[i + 1], at->limits) || !scratch_of(g, &op[i], &bytes) ||
+    if (i < 3 || op[i - 1].kind != CUDA_OP_ROUTER || op[i - 2].kind != CUDA_OP_ADD_NORM ||
+        op[i - 3].kind != CUDA_OP_LINEAR || !is_few(&op[i], at->limits) || !scratch_of(g, &op[i], &bytes) ||
         bytes > g->scratch_bytes)
         return 0;
-    place_few(&w, at, &s);
-    /* When these begin, the router in front has begun, and so the product before that may still be at work,
-     * but nothing before it: no other experts, whose words would be the same memory. */
-    const bool early = i > 2 && op[i - 1].kind == CUDA_OP_ROUTER && op[i - 2].kind == CUDA_OP_ADD_NORM &&
-                       op[i - 3].kind == CUDA_OP_LINEAR;
-    const char *why = moe_norm_start(&w, &s, &op[i + 1], early, at);
-    return !why || gpu_fail(g, "launch", why) ? 2 : -1;
+    const char *why = few_start(&op[i], true, at);
+    return !why || gpu_fail(g, "launch", why) ? 1 : -1;
 }
 
 int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *all, int i, int all_op)
@@ -270,13 +268,8 @@ int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *all, int i, int a
         const char *why = attention_joined_start(op, &at);
         return !why || gpu_fail(g, "launch", why) ? 2 : -1;
     }
-    /* A product writes no residual, and begins when what was before it has ended. */
-    if (i > 0 && all[i - 1].kind == CUDA_OP_LINEAR && router_joined_takes(op, n_op)) {
-        const char *why = router_joined_start(op, &at);
-        return !why || gpu_fail(g, "launch", why) ? 2 : -1;
-    }
     if (op[0].kind == CUDA_OP_MOE)
-        return start_normed(g, all, i, all_op, &at);
+        return start_chosen(g, all, i, &at);
     const int last = op[0].kind == CUDA_OP_ROUTER ? 1 : 2;
     if (n_op <= last || op[last].kind != CUDA_OP_MOE)
         return 0;

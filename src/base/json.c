@@ -17,6 +17,9 @@ static enum nyb_code parse(json_t **out, const char *text, size_t len, size_t fl
         *out = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | flags, &e);
     if (*out)
         return NYB_OK;
+    if (json_error_code(&e) == json_error_out_of_memory ||
+        !*e.text) /* jansson has no words where memory ends */
+        return err_at(err, NYB_E_MEMORY, where, -1, "there is no memory to read it");
     return err_at(err, NYB_E_FORMAT, where, e.position, "not valid JSON: %s (line %d, column %d)", e.text,
                   e.line, e.column);
 }

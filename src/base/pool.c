@@ -30,7 +30,7 @@ static uint64_t helpers_gain(const struct pool *p, uint64_t busy_ns, int own, in
     return busy_ns / (uint64_t)own * (uint64_t)(n_item - own) / (n * n);
 }
 
-void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg)
+static void run(struct pool *p, int n_item, pool_fn *fn, void *arg, bool kept)
 {
     if (n_item <= 0)
         return;
@@ -50,6 +50,8 @@ void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg)
     p->fn = fn;
     p->arg = arg;
     p->n_item = n_item;
+    p->kept = kept;
+    p->n_kept += kept;
     atomic_store_explicit(&p->ticket, 0, memory_order_relaxed);
     atomic_store(&p->state, RUN_OPEN);
     atomic_fetch_add(&p->epoch, 1);
@@ -67,6 +69,16 @@ void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg)
         a.gain_ns = helpers_gain(p, busy - a.loss_ns, own, n_item);
     pool_wait_for_workers(p, &a);
     pool_out_settle(p, &a, drawn);
+}
+
+void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg)
+{
+    run(p, n_item, fn, arg, false);
+}
+
+void pool_run_kept(struct pool *p, int n_item, pool_fn *fn, void *arg)
+{
+    run(p, n_item, fn, arg, true);
 }
 
 struct range_run {
@@ -92,8 +104,8 @@ void pool_range(struct pool *p, int n, int grain, pool_range_fn *fn, void *arg)
     int piece = (n + target - 1) / target;
     if (piece < grain)
         piece = grain;
-    struct range_run run = {fn, arg, n, piece};
-    pool_run(p, (n + piece - 1) / piece, run_piece, &run);
+    struct range_run range = {fn, arg, n, piece};
+    pool_run_kept(p, (n + piece - 1) / piece, run_piece, &range);
 }
 
 /* ---- opening ------------------------------------------------------------------------------------- */
@@ -133,7 +145,10 @@ enum nyb_code pool_open(struct pool **out, int n_thread, struct nyb_err *err)
     p->spin_limit = fits ? SPIN_LIMIT : 0;
     p->worker = aligned_alloc(_Alignof(struct worker), (size_t)n_thread * sizeof(*p->worker));
     enum nyb_code code = NYB_OK;
-    if (!p->worker)
+    p->own = aligned_alloc(_Alignof(struct pool_own), (size_t)n_thread * sizeof(*p->own));
+    for (int i = 0; p->own && i < n_thread; i++)
+        atomic_init(&p->own[i].drawn, 0);
+    if (!p->worker || !p->own)
         code = err_set(err, NYB_E_MEMORY, "no memory for %d threads", n_thread);
     if (n_thread <= p->topology->n_core && p->topology->real)
         p->worker_at = mem_alloc((size_t)p->topology->n_core, sizeof(*p->worker_at));
@@ -163,6 +178,7 @@ void pool_close(struct pool *p)
     topology_close(p->topology);
     free(p->worker_at);
     free(p->worker);
+    free(p->own);
     free(p);
 }
 

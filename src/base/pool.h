@@ -31,7 +31,11 @@ void pool_use(struct pool *p, int n);
 void pool_recall(struct pool *p);
 void pool_run(struct pool *p, int n_item, pool_fn *fn, void *arg);
 
-/* Split 0..n-1 into pieces of at least `grain` and run fn over [begin, end). */
+/* The same where what items are about is the same from run to run, as rows are: item i of n goes to the
+ * thread that had the i-th of n before, in whose caches its lines are, unless that one is late. */
+void pool_run_kept(struct pool *p, int n_item, pool_fn *fn, void *arg);
+
+/* Split 0..n-1 into pieces of at least `grain` and run fn over [begin, end), as pool_run_kept does. */
 typedef void pool_range_fn(void *arg, int begin, int end, int worker);
 void pool_range(struct pool *p, int n, int grain, pool_range_fn *fn, void *arg);
 

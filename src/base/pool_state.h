@@ -32,6 +32,12 @@ struct worker {
     struct sideline_record record;
 };
 
+/* What is left of a worker's own items in a run where items have owners: the run's number, and how many of
+ * them are drawn. Of another run: none is. */
+struct pool_own {
+    _Alignas(128) atomic_ullong drawn;
+};
+
 /* A run is joined, not attended: a worker that wakes in time adds itself to `state` and draws items; the
  * caller closes the run when the tickets are gone and waits only for those who are inside. A worker without a
  * core holds nobody up. */
@@ -44,6 +50,9 @@ struct pool {
     pool_fn *fn;           /* of the run; written while it is closed and nobody is inside */
     void *arg;
     int n_item;
+    bool kept;       /* items have owners: (n_thread) own */
+    unsigned n_kept; /* number of such a run              */
+    struct pool_own *own;
     /* Of the caller alone. */
     struct sideline sideline;
     struct pool_stats stats;
@@ -59,7 +68,7 @@ struct pool {
     /* Each on a line of its own: they are written by different threads. */
     _Alignas(128) atomic_uint epoch;    /* run number; a waiter sleeps on it         */
     _Alignas(128) atomic_uint sleeping; /* workers in pool_sleep                     */
-    _Alignas(128) atomic_int ticket;    /* next item                                 */
+    _Alignas(128) atomic_int ticket;    /* next item; where they have owners: how many are drawn */
     _Alignas(128) atomic_uint state;    /* RUN_OPEN, and the workers inside          */
     _Alignas(128) atomic_uint left;     /* rings for a caller who sleeps             */
     atomic_bool caller_sleeps;

@@ -35,8 +35,47 @@ uint64_t pool_cpu_time_ns(clockid_t clock)
 
 /* ---- workers ------------------------------------------------------------------------------------- */
 
+/* The first item of a worker's own, or of the next one's. */
+static int first_of(const struct pool *p, int owner)
+{
+    return (int)((int64_t)owner * p->n_item / p->n_thread);
+}
+
+/* One of the items that `owner` has left, or -1. */
+static int draw_of(struct pool *p, int owner)
+{
+    atomic_ullong *own = &p->own[owner].drawn;
+    const int first = first_of(p, owner), n = first_of(p, owner + 1) - first;
+    unsigned long long seen = atomic_load_explicit(own, memory_order_relaxed), next;
+    int drawn;
+    do {
+        drawn = (unsigned)(seen >> 32) == p->n_kept ? (int)(unsigned)seen : 0;
+        next = (unsigned long long)p->n_kept << 32 | (unsigned)(drawn + 1);
+        if (drawn >= n)
+            return -1;
+    } while (
+        !atomic_compare_exchange_weak_explicit(own, &seen, next, memory_order_relaxed, memory_order_relaxed));
+    atomic_fetch_add_explicit(&p->ticket, 1, memory_order_relaxed);
+    return first + drawn;
+}
+
+/* A worker's own items, then what is left of the others'. */
+static int draw_kept(struct pool *p, int worker)
+{
+    int n = 0;
+    for (int i = 0, owner = worker; i < p->n_thread; i++, owner = owner + 1 < p->n_thread ? owner + 1 : 0) {
+        for (int item; (item = draw_of(p, owner)) >= 0; n++)
+            p->fn(p->arg, item, worker);
+        if (atomic_load_explicit(&p->ticket, memory_order_relaxed) >= p->n_item)
+            break;
+    }
+    return n;
+}
+
 int pool_draw_items(struct pool *p, int worker)
 {
+    if (p->kept)
+        return draw_kept(p, worker);
     for (int n = 0;; n++) {
         int item = atomic_fetch_add_explicit(&p->ticket, 1, memory_order_relaxed);
         if (item >= p->n_item)

@@ -15,18 +15,24 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* Levenshtein's; n: letters of a, at most TYPED_MAX. */
+/* Letters put in, left out, exchanged for others, or two neighbours in each other's place (optimal string
+ * alignment). n: letters of a, at most TYPED_MAX. */
 static size_t distance(const char *a, size_t n, const char *b)
 {
-    size_t row[TYPED_MAX + 1];
+    size_t rows[3][TYPED_MAX + 1], *before = rows[0], *above = rows[1], *row = rows[2];
     for (size_t i = 0; i <= n; i++)
         row[i] = i;
-    for (; *b; b++) {
-        size_t corner = row[0]++;
+    for (size_t k = 0; b[k]; k++) {
+        size_t *spare = before;
+        before = above;
+        above = row;
+        row = spare;
+        row[0] = k + 1;
         for (size_t i = 1; i <= n; i++) {
-            size_t kept = corner + (plain(a[i - 1]) != plain(*b));
-            corner = row[i];
-            row[i] = least(kept, least(row[i], row[i - 1]) + 1);
+            bool same = plain(a[i - 1]) == plain(b[k]);
+            row[i] = least(above[i - 1] + !same, least(above[i], row[i - 1]) + 1);
+            if (i > 1 && k > 0 && plain(a[i - 1]) == plain(b[k - 1]) && plain(a[i - 2]) == plain(b[k]))
+                row[i] = least(row[i], before[i - 2] + 1);
         }
     }
     return row[n];

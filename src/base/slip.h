@@ -1,4 +1,4 @@
-/* Which name somebody meant who made a slip: letters put in, left out or exchanged.
+/* Which name somebody meant who made a slip: letters put in, left out, wrong or in each other's place.
  *
  *     size_t limit = slip_limit(typed);
  *     for each name: if (slip_is_nearer(typed, name, &limit)) found = name; */

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/slip.h"
 #include "cli/cli.h"
 
 static const struct command {
@@ -40,6 +41,26 @@ static int run(const struct command *command, int argc, char **argv)
     return command->run(argc, argv);
 }
 
+static const struct command *find(const char *name)
+{
+    for (size_t i = 0; i < N_COMMAND; i++)
+        if (!strcmp(name, commands[i].name))
+            return &commands[i];
+    return NULL;
+}
+
+static int say_there_is_none(const char *name)
+{
+    const char *near = NULL;
+    size_t limit = slip_limit(name);
+    for (size_t i = 0; i < N_COMMAND; i++)
+        if (slip_is_nearer(name, commands[i].name, &limit))
+            near = commands[i].name;
+    fprintf(stderr, "nybble: no command \"%s\"%s%s%s; nybble --help lists them\n", name,
+            near ? ", but \"" : "", near ? near : "", near ? "\"" : "");
+    return 2;
+}
+
 /* Whoever starts us with one of the three standard streams closed must not have what we print end up in a
  * file or connection that is opened next. What holds their places cannot be written to. */
 static void hold_standard_streams(void)
@@ -64,13 +85,14 @@ int main(int argc, char **argv)
         puts("nybble " NYBBLE_VERSION);
         return cli_close_stdout(NULL, 0);
     }
+    if (!strcmp(name, "help") && argc == 3 && find(argv[2])) { /* help COMMAND: COMMAND --help */
+        char *call[] = {argv[2], "--help", NULL};
+        return cli_close_stdout(argv[2], run(find(argv[2]), 2, call));
+    }
     if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
         print_help(stdout);
         return cli_close_stdout(NULL, 0);
     }
-    for (size_t i = 0; i < N_COMMAND; i++)
-        if (!strcmp(name, commands[i].name))
-            return cli_close_stdout(name, run(&commands[i], argc - 1, argv + 1));
-    fprintf(stderr, "nybble: no command \"%s\"; nybble --help lists them\n", name);
-    return 2;
+    const struct command *command = find(name);
+    return command ? cli_close_stdout(name, run(command, argc - 1, argv + 1)) : say_there_is_none(name);
 }

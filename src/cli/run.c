@@ -69,6 +69,8 @@ int cli_run(int argc, char **argv)
     cli_progress_start(&bar, "loading");
     enum nyb_code code = nyb_open(&r.engine, &r.options, &err);
     cli_progress_end(&bar);
+    if (code == NYB_E_NOT_FOUND && !r.prompt && strchr(r.options.model, ' '))
+        fputs("nybble run: a prompt goes after -p\n", stderr);
     if (code != NYB_OK)
         return cli_fail("run", &err);
     run_catch_interrupt();

@@ -74,6 +74,8 @@ static bool chat_turn(const struct run *r, json_t *messages, const struct buf *m
     fputs("\n", stdout);
     if (code != NYB_OK)
         cli_fail("run", &err);
+    if (code == NYB_E_TOO_LONG && json_array_size(messages) > (r->system ? 2 : 1))
+        fputs("The conversation fills the context: /clear forgets it and begins a new one.\n", stderr);
     if (templated && code == NYB_OK)
         run_add_message(messages, "assistant", a.text.data ? a.text.data : "", a.text.len);
     else if (templated)

@@ -125,13 +125,21 @@ static void bound(const struct sampler_ops *ops, struct range *r, const struct n
 
 /* ---- the row --------------------------------------------------------------------------------------- */
 
+/* What a pass over the row has made of r, and the mass of all of it back. */
+static double took_band(const struct sampler_weights *w, const struct nucleus_work *work, struct range *r,
+                        int n)
+{
+    r->n = n;
+    r->above = sampler_total(work->sum.above, w->n);
+    return sampler_total(work->sum.all, w->n);
+}
+
 /* One pass over the row: r's weights to the band, and the mass of all of them back. */
 static double take_band(const struct sampler_spread *s, const struct sampler_weights *w,
                         const struct nucleus_work *work, struct range *r)
 {
-    r->n = sampler_spread_band(s, w, from_bits(r->low), from_bits(r->high), work->band, &work->sum);
-    r->above = sampler_total(work->sum.above, w->n);
-    return sampler_total(work->sum.all, w->n);
+    int n = sampler_spread_band(s, w, from_bits(r->low), from_bits(r->high), work->band, &work->sum);
+    return took_band(w, work, r, n);
 }
 
 /* The band's weights, in their order, to the sums of their blocks: what is above the cut joins sum.above,
@@ -157,24 +165,28 @@ static int misses(const struct sampler_ops *ops, const struct range *r, const fl
     return r->low > LEAST && r->above + ops->mass_from(band, r->n, 0) < target ? -1 : 0;
 }
 
-/* The band that the cut is in, and the mass of the whole row back. */
-static double find_band(const struct sampler_spread *s, const struct sampler_weights *w, float share,
-                        const struct nucleus_work *work, struct range *r)
+void nucleus_bound(const struct sampler_ops *ops, const struct sampler_weights *w, float share,
+                   const struct nucleus_work *work, struct nucleus_band *band)
 {
-    const struct sampler_ops *ops = s->ops;
-    double left = 1 - (double)share;
-    *r = (struct range){.low = LEAST, .high = END};
-    bool sampled = nucleus_wants_sample(w->n);
-    if (sampled) {
+    struct range r = {.low = LEAST, .high = END};
+    if (nucleus_wants_sample(w->n)) {
         ops->weigh(work->sample, SAMPLER_SAMPLE, w->max, w->scale, w->least, work->sample, NULL);
         ops->weigh(work->peak, sampler_blocks(w->n), w->max, w->scale, w->least, work->peak, NULL);
         struct estimate e = estimate(ops, work->sample, work->peak, w->n, work->narrow);
-        bound(ops, r, work, w->n, left * e.mass, SAMPLE_ERROR + 3 * e.error / e.mass);
+        bound(ops, &r, work, w->n, (1 - (double)share) * e.mass, SAMPLE_ERROR + 3 * e.error / e.mass);
     }
-    double total = take_band(s, w, work, r);
+    *band = (struct nucleus_band){.low = from_bits(r.low), .high = from_bits(r.high)};
+}
+
+/* The band that the cut is in, where the first one was r, and the mass of the whole row back. */
+static double find_band(const struct sampler_spread *s, const struct sampler_weights *w, float share,
+                        const struct nucleus_work *work, struct range *r, int n)
+{
+    const struct sampler_ops *ops = s->ops;
+    double total = took_band(w, work, r, n);
     int miss = misses(ops, r, work->band, total * (double)share);
-    if (miss && sampled) { /* now the mass is known */
-        bound(ops, r, work, w->n, left * total, SAMPLE_ERROR);
+    if (miss && nucleus_wants_sample(w->n)) { /* now the mass is known */
+        bound(ops, r, work, w->n, (1 - (double)share) * total, SAMPLE_ERROR);
         take_band(s, w, work, r);
         miss = misses(ops, r, work->band, total * (double)share);
     }
@@ -187,11 +199,11 @@ static double find_band(const struct sampler_spread *s, const struct sampler_wei
     return total;
 }
 
-struct nucleus nucleus_find(const struct sampler_spread *s, const struct sampler_weights *w, float share,
-                            const struct nucleus_work *work)
+struct nucleus nucleus_settle(const struct sampler_spread *s, const struct sampler_weights *w, float share,
+                              const struct nucleus_work *work, const struct nucleus_band *band)
 {
-    struct range r;
-    double total = find_band(s, w, share, work, &r), target = total * (double)share;
+    struct range r = {.low = to_bits(band->low), .high = to_bits(band->high)};
+    double total = find_band(s, w, share, work, &r, band->n), target = total * (double)share;
     uint32_t least = lowest(total - target, w->n);
     r.low = least > r.low && least < r.high ? least : r.low;
     r.a = work->narrow;
@@ -203,6 +215,15 @@ struct nucleus nucleus_find(const struct sampler_spread *s, const struct sampler
     wanted = wanted < 1 ? 1 : wanted;
     out.n_eq = wanted < out.n_eq ? (int)wanted : out.n_eq;
     return out;
+}
+
+struct nucleus nucleus_find(const struct sampler_spread *s, const struct sampler_weights *w, float share,
+                            const struct nucleus_work *work)
+{
+    struct nucleus_band band;
+    nucleus_bound(s->ops, w, share, work, &band);
+    band.n = sampler_spread_band(s, w, band.low, band.high, work->band, &work->sum);
+    return nucleus_settle(s, w, share, work, &band);
 }
 
 bool nucleus_work_open(struct nucleus_work *w, int n)

@@ -43,4 +43,15 @@ struct nucleus {
 struct nucleus nucleus_find(const struct sampler_spread *s, const struct sampler_weights *w, float share,
                             const struct nucleus_work *work);
 
+/* The same in two halves, for who makes the pass over the row between them another way: where the cut should
+ * be, and what is in once weigh_band has taken the n weights from low to below high into work. */
+struct nucleus_band {
+    float low, high;
+    int n;
+};
+void nucleus_bound(const struct sampler_ops *ops, const struct sampler_weights *w, float share,
+                   const struct nucleus_work *work, struct nucleus_band *band);
+struct nucleus nucleus_settle(const struct sampler_spread *s, const struct sampler_weights *w, float share,
+                              const struct nucleus_work *work, const struct nucleus_band *band);
+
 #endif

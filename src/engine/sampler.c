@@ -7,6 +7,8 @@
 #include "base/mem.h"
 #include "engine/nucleus.h"
 #include "engine/rng.h"
+#include "engine/sampler_choice.h"
+#include "engine/sampler_together.h"
 #include "engine/sampler_spread.h"
 
 struct candidate {
@@ -23,7 +25,8 @@ struct scratch {
 struct sampler {
     int vocab, n_worker;
     const struct sampler_ops *ops;
-    struct scratch *scratch; /* (n_worker) */
+    struct scratch *scratch;      /* (n_worker) */
+    struct sampler_row *together; /* (n_worker) */
 };
 
 enum nyb_code sampler_open(struct sampler **out, int vocab, int n_worker, struct nyb_err *err)
@@ -34,7 +37,8 @@ enum nyb_code sampler_open(struct sampler **out, int vocab, int n_worker, struct
     *s = (struct sampler){.vocab = vocab,
                           .n_worker = n_worker,
                           .ops = sampler_ops_at(cpu_level()),
-                          .scratch = mem_alloc((size_t)n_worker, sizeof(*s->scratch))};
+                          .scratch = mem_alloc((size_t)n_worker, sizeof(*s->scratch)),
+                          .together = mem_alloc((size_t)n_worker, sizeof(*s->together))};
     for (int i = 0; i < n_worker; i++) {
         struct scratch *c = &s->scratch[i];
         c->row = mem_try_aligned(n * sizeof(*c->row));
@@ -59,6 +63,7 @@ void sampler_close(struct sampler *s)
         nucleus_work_close(&s->scratch[i].work);
     }
     free(s->scratch);
+    free(s->together);
     free(s);
 }
 
@@ -131,55 +136,6 @@ static int32_t draw_from_list(const struct candidate *list, int n, double u)
     return n ? list[n - 1].id : -1;
 }
 
-/* Of a row of weights those above `cut`, and the first n_eq of those equal to it; the mass and the number of
- * either kind in each block. */
-struct choice {
-    const struct sampler_ops *ops;
-    const struct sampler_weights *w;
-    float cut;
-    int n_eq;
-    const double *sum;         /* (blocks)                                      */
-    const int32_t *n_eq_block; /* (blocks), or NULL where none equal to it count */
-};
-
-static int32_t draw_from_block(const struct choice *c, int block, int eq_left, double left)
-{
-    /* The sums are fp32 and this walk is fp64: where they differ, the last possible one of the block is it.
-     */
-    float weight[SAMPLER_BLOCK];
-    int32_t last = -1;
-    int begin = block * SAMPLER_BLOCK, n = c->w->n - begin < SAMPLER_BLOCK ? c->w->n - begin : SAMPLER_BLOCK;
-    c->ops->weigh(c->w->x + begin, n, c->w->max, c->w->scale, c->w->least, weight, NULL);
-    for (int i = 0; i < n && left >= 0; i++) {
-        float w = weight[i];
-        if (w > c->cut || (w == c->cut && eq_left-- > 0)) {
-            last = begin + i;
-            left -= (double)w;
-        }
-    }
-    return last;
-}
-
-/* The token where the mass, counted from the first, passes `target`. -1 where there is no mass. */
-static int32_t draw_from_row(const struct choice *c, double target)
-{
-    double before = 0, at = 0; /* mass before and after `block` */
-    int block = -1, eq_before = 0, eq_left = c->n_eq;
-    for (int b = 0; b < sampler_blocks(c->w->n) && at <= target; b++) {
-        int eq = c->n_eq_block ? c->n_eq_block[b] : 0;
-        eq = eq < eq_left ? eq : eq_left;
-        double mass = c->sum[b] + eq * (double)c->cut;
-        if (mass > 0) {
-            block = b;
-            before = at;
-            eq_before = eq_left;
-            at += mass;
-        }
-        eq_left -= eq;
-    }
-    return block < 0 ? -1 : draw_from_block(c, block, eq_before, target - before);
-}
-
 static int32_t sample_top_k(const struct sampler *s, const struct draw *d, const float *x, struct scratch *c)
 {
     struct candidate *list = c->list;
@@ -217,15 +173,15 @@ static int32_t sample_whole(const struct sampler *s, const struct draw *d, const
     w.max = sampler_spread_max(&spread, x, s->vocab, &at, look ? &glance : NULL);
     if (!isfinite(w.max))
         return -1;
-    struct choice from = {.ops = s->ops, .w = &w, .sum = c->work.sum.all};
+    struct sampler_choice from = {.ops = s->ops, .w = &w, .sum = c->work.sum.all};
     if (d->top_p >= 1)
-        return draw_from_row(&from, d->uniform * sampler_spread_weigh(&spread, &w, c->work.sum.all));
+        return sampler_choice_draw(&from, d->uniform * sampler_spread_weigh(&spread, &w, c->work.sum.all));
     struct nucleus in = nucleus_find(&spread, &w, d->top_p, &c->work);
     from.cut = in.cut;
     from.n_eq = in.n_eq;
     from.sum = in.above;
     from.n_eq_block = in.equal;
-    return draw_from_row(&from, d->uniform * (in.mass + in.n_eq * (double)in.cut));
+    return sampler_choice_draw(&from, d->uniform * (in.mass + in.n_eq * (double)in.cut));
 }
 
 /* ---- changes to the logits --------------------------------------------------------------------------- */
@@ -339,6 +295,23 @@ int32_t sampler_choose(struct sampler *s, int worker, const struct draw *d, floa
 {
     ASSERT(worker >= 0 && worker < s->n_worker);
     return choose(s, d, logits, &s->scratch[worker], NULL);
+}
+
+/* As many at a time as there is memory for. */
+void sampler_choose_together(struct sampler *s, struct pool *pool, int n, struct sampler_drawn *row)
+{
+    for (int here; n > 0; n -= here, row += here) {
+        here = n < s->n_worker ? n : s->n_worker;
+        for (int i = 0; i < here; i++) {
+            ASSERT(row[i].draw->top_k == 0);
+            s->together[i].draw = row[i].draw;
+            s->together[i].logits = row[i].logits;
+            s->together[i].work = &s->scratch[i].work;
+        }
+        sampler_together(s->ops, pool, s->vocab, s->together, here);
+        for (int i = 0; i < here; i++)
+            row[i].token = s->together[i].token;
+    }
 }
 
 bool sampler_logprobs(struct sampler *s, int worker, const float *logits, int32_t token, int n,

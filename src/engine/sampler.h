@@ -46,6 +46,16 @@ bool sampler_wants_history(const struct params *p);
  */
 int32_t sampler_choose(struct sampler *s, int worker, const struct draw *d, float *logits);
 
+/* The same of n rows by all threads of a pool, none of whose draws has a top_k: rows are cut into pieces, so
+ * that a slow thread takes fewer of them. */
+struct sampler_drawn {
+    const struct draw *draw;
+    const float *logits;
+    int owner;     /* of the caller's */
+    int32_t token; /* the result      */
+};
+void sampler_choose_together(struct sampler *s, struct pool *pool, int n, struct sampler_drawn *row);
+
 /* Whether sampler_row would do nothing with these logits but choose so, with a top_k of at most most_top_k,
  * and give no logprobs; then *out is that draw, and in->logits need not be there. */
 bool sampler_draw(const struct sampler_input *in, int most_top_k, struct draw *out);

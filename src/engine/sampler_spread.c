@@ -3,36 +3,24 @@
 #include <math.h>
 #include <string.h>
 
-#define PIECE_BLOCKS 8  /* of a row that are worth a ticket      */
-#define PIECES_MAX   64 /* of a row, so that their maxima fit here */
+#define PIECE_BLOCKS 8 /* of a row that are worth a ticket */
 
-struct pass {
-    const struct sampler_ops *ops;
-    struct sampler_weights w;
-    int piece; /* blocks of one */
-    float low, high, *out;
-    const struct sampler_glance *glance;
-    struct sampler_sums to;
-    float best[PIECES_MAX]; /* of each piece */
-    int at[PIECES_MAX], held[PIECES_MAX];
-};
-
-static int pieces(struct pass *p)
+int sampler_pass_cut(struct sampler_pass *p, int least)
 {
     int n_block = sampler_blocks(p->w.n);
-    p->piece = (n_block + PIECES_MAX - 1) / PIECES_MAX;
-    p->piece = p->piece < PIECE_BLOCKS ? PIECE_BLOCKS : p->piece;
+    p->piece = (n_block + SAMPLER_PIECES - 1) / SAMPLER_PIECES;
+    p->piece = p->piece < least ? least : p->piece;
     return (n_block + p->piece - 1) / p->piece;
 }
 
 /* Where piece i begins. */
-static int piece_at(const struct pass *p, int i)
+static int piece_at(const struct sampler_pass *p, int i)
 {
     return i * p->piece * SAMPLER_BLOCK;
 }
 
 /* The logits of piece i. */
-static struct sampler_weights weights_of(const struct pass *p, int i)
+static struct sampler_weights weights_of(const struct sampler_pass *p, int i)
 {
     struct sampler_weights w = p->w;
     int begin = piece_at(p, i), most = p->piece * SAMPLER_BLOCK;
@@ -50,16 +38,30 @@ static void pick(const struct sampler_glance *g, const float *x, int n, int begi
         g->sample[i] = x[at / SAMPLER_SAMPLE];
 }
 
-static void max_piece(void *arg, int i, int worker)
+void sampler_pass_max(struct sampler_pass *p, int i)
 {
-    (void)worker;
-    struct pass *p = arg;
     struct sampler_weights w = weights_of(p, i);
     int begin = piece_at(p, i);
     p->best[i] = p->ops->max(w.x, w.n, &p->at[i], p->glance ? p->glance->peak + begin / SAMPLER_BLOCK : NULL);
     p->at[i] += begin;
     if (p->glance)
         pick(p->glance, p->w.x, p->w.n, begin, w.n);
+}
+
+float sampler_pass_max_of(const struct sampler_pass *p, int n_piece, int *at)
+{
+    int first = 0;
+    for (int i = 1; i < n_piece; i++)
+        if (p->best[i] > p->best[first])
+            first = i;
+    *at = p->best[first] == -INFINITY ? 0 : p->at[first];
+    return p->best[first];
+}
+
+static void max_piece(void *arg, int i, int worker)
+{
+    (void)worker;
+    sampler_pass_max(arg, i);
 }
 
 float sampler_spread_max(const struct sampler_spread *s, const float *x, int n, int *at,
@@ -71,14 +73,10 @@ float sampler_spread_max(const struct sampler_spread *s, const float *x, int n, 
             pick(glance, x, n, 0, n);
         return max;
     }
-    struct pass p = {.ops = s->ops, .w = {.x = x, .n = n}, .glance = glance};
-    int n_piece = pieces(&p), first = 0;
+    struct sampler_pass p = {.ops = s->ops, .w = {.x = x, .n = n}, .glance = glance};
+    int n_piece = sampler_pass_cut(&p, PIECE_BLOCKS);
     pool_run(s->pool, n_piece, max_piece, &p);
-    for (int i = 1; i < n_piece; i++)
-        if (p.best[i] > p.best[first])
-            first = i;
-    *at = p.best[first] == -INFINITY ? 0 : p.at[first];
-    return p.best[first];
+    return sampler_pass_max_of(&p, n_piece, at);
 }
 
 double sampler_total(const double *sum, int n)
@@ -89,32 +87,48 @@ double sampler_total(const double *sum, int n)
     return total;
 }
 
+void sampler_pass_weigh(const struct sampler_pass *p, int i)
+{
+    struct sampler_weights w = weights_of(p, i);
+    p->ops->weigh(w.x, w.n, w.max, w.scale, w.least, NULL, p->to.all + piece_at(p, i) / SAMPLER_BLOCK);
+}
+
 static void weigh_piece(void *arg, int i, int worker)
 {
     (void)worker;
-    const struct pass *p = arg;
-    struct sampler_weights w = weights_of(p, i);
-    p->ops->weigh(w.x, w.n, w.max, w.scale, w.least, NULL, p->to.all + piece_at(p, i) / SAMPLER_BLOCK);
+    sampler_pass_weigh(arg, i);
 }
 
 double sampler_spread_weigh(const struct sampler_spread *s, const struct sampler_weights *w, double *sum)
 {
     if (!s->pool)
         return s->ops->weigh(w->x, w->n, w->max, w->scale, w->least, NULL, sum);
-    struct pass p = {.ops = s->ops, .w = *w, .to.all = sum};
-    pool_run(s->pool, pieces(&p), weigh_piece, &p);
+    struct sampler_pass p = {.ops = s->ops, .w = *w, .to.all = sum};
+    pool_run(s->pool, sampler_pass_cut(&p, PIECE_BLOCKS), weigh_piece, &p);
     return sampler_total(sum, w->n);
 }
 
 /* Each piece into its own place of out. */
-static void band_piece(void *arg, int i, int worker)
+void sampler_pass_band(struct sampler_pass *p, int i)
 {
-    (void)worker;
-    struct pass *p = arg;
     struct sampler_weights w = weights_of(p, i);
     int begin = piece_at(p, i), block = begin / SAMPLER_BLOCK;
     const struct sampler_sums to = {p->to.all + block, p->to.above + block, p->to.held + block};
     p->held[i] = p->ops->weigh_band(&w, p->low, p->high, p->out + begin, &to);
+}
+
+int sampler_pass_band_of(const struct sampler_pass *p, int n_piece)
+{
+    int held = p->held[0];
+    for (int i = 1; i < n_piece; held += p->held[i++])
+        memmove(p->out + held, p->out + piece_at(p, i), (size_t)p->held[i] * sizeof(*p->out));
+    return held;
+}
+
+static void band_piece(void *arg, int i, int worker)
+{
+    (void)worker;
+    sampler_pass_band(arg, i);
 }
 
 int sampler_spread_band(const struct sampler_spread *s, const struct sampler_weights *w, float low,
@@ -122,11 +136,8 @@ int sampler_spread_band(const struct sampler_spread *s, const struct sampler_wei
 {
     if (!s->pool)
         return s->ops->weigh_band(w, low, high, out, to);
-    struct pass p = {.ops = s->ops, .w = *w, .low = low, .high = high, .out = out, .to = *to};
-    int n_piece = pieces(&p);
+    struct sampler_pass p = {.ops = s->ops, .w = *w, .low = low, .high = high, .out = out, .to = *to};
+    int n_piece = sampler_pass_cut(&p, PIECE_BLOCKS);
     pool_run(s->pool, n_piece, band_piece, &p);
-    int held = p.held[0];
-    for (int i = 1; i < n_piece; held += p.held[i++])
-        memmove(out + held, out + piece_at(&p, i), (size_t)p.held[i] * sizeof(*out));
-    return held;
+    return sampler_pass_band_of(&p, n_piece);
 }

@@ -31,9 +31,10 @@ static enum nyb_code allocate(struct step *s, int n_out, struct nyb_err *err)
     s->draw = mem_try_alloc((size_t)n_out, sizeof(*s->draw));
     s->drawn = mem_try_alloc((size_t)n_out, sizeof(*s->drawn));
     s->todo = mem_try_alloc((size_t)n_out, sizeof(*s->todo));
+    s->together = mem_try_alloc((size_t)n_out, sizeof(*s->together));
     s->logprob = mem_try_alloc(n_seq * (size_t)(1 + s->option.max_logprobs), sizeof(*s->logprob));
     if (s->logits && s->live && s->sampled && s->unscorable && s->out_owner && s->draw && s->drawn &&
-        s->todo && s->logprob)
+        s->todo && s->together && s->logprob)
         return NYB_OK;
     return err_set(err, NYB_E_MEMORY, "no memory for the logits of %d sequences: %zu bytes", n_out, bytes);
 }
@@ -87,6 +88,7 @@ void step_close(struct step *s)
     free(s->draw);
     free(s->drawn);
     free(s->todo);
+    free(s->together);
     free(s->logprob);
     memset(s, 0, sizeof(*s));
 }

@@ -37,16 +37,17 @@ struct step {
     struct sampler *sampler;
     struct request **live; /* (max_live) all that have not ended */
     int n_live;
-    float *logits;               /* (max_num_seqs + score rows, vocab) */
-    int32_t *sampled;            /* (max_num_seqs) */
-    atomic_bool *unscorable;     /* (max_num_seqs) a row of logits of a prompt has no finite one */
-    int32_t *out_owner;          /* (max_num_seqs + score rows) the plan's row of each row of logits */
-    struct draw *draw;           /* (max_num_seqs + score rows) what the runner draws itself */
-    int32_t *drawn;              /* (max_num_seqs + score rows) its tokens */
-    int32_t *todo;               /* (n_todo) rows of logits that are this process's to score or to sample */
-    int n_todo, n_draw;          /* n_draw: how many the runner draws */
-    struct nyb_logprob *logprob; /* (max_num_seqs, 1 + max_logprobs) */
-    atomic_uint attention;       /* readers count up: something was cancelled, or has room again */
+    float *logits;           /* (max_num_seqs + score rows, vocab) */
+    int32_t *sampled;        /* (max_num_seqs) */
+    atomic_bool *unscorable; /* (max_num_seqs) a row of logits of a prompt has no finite one */
+    int32_t *out_owner;      /* (max_num_seqs + score rows) the plan's row of each row of logits */
+    struct draw *draw;       /* (max_num_seqs + score rows) what the runner draws itself */
+    int32_t *drawn;          /* (max_num_seqs + score rows) its tokens */
+    int32_t *todo;           /* (n_todo) rows of logits that are this process's to score or to sample */
+    struct sampler_drawn *together; /* (max_num_seqs + score rows) those of them that are drawn together */
+    int n_todo, n_draw;             /* n_draw: how many the runner draws */
+    struct nyb_logprob *logprob;    /* (max_num_seqs, 1 + max_logprobs) */
+    atomic_uint attention;          /* readers count up: something was cancelled, or has room again */
     unsigned attention_seen;
     struct step_stats stats;
     struct version *version; /* of the weights now, or NULL */

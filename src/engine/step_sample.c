@@ -1,6 +1,7 @@
 #include "engine/step_sample.h"
 
-#define LONG_ROW 32768 /* logits of one row whose passes are worth sharing out */
+#define LONG_ROW     32768 /* logits of one row whose passes are worth sharing out */
+#define MANY_THREADS 4     /* that may share several rows                          */
 
 static float *logits_row(struct step *s, int out)
 {
@@ -83,12 +84,40 @@ static void sample_item(void *arg, int at, int worker)
     sample_row(arg, at, worker, NULL);
 }
 
+/* Rows of which nothing but a draw is wanted are drawn by all threads together, where they are long and fewer
+ * than threads. The others stay to be done. */
+static void draw_together(struct step *s)
+{
+    struct pool *pool = s->runner.pool;
+    int n = 0, left = 0;
+    if (!pool || pool_size(pool) < MANY_THREADS || s->runner.vocab < LONG_ROW || s->n_todo < 2 ||
+        s->n_todo >= pool_size(pool))
+        return;
+    for (int i = 0; i < s->n_todo; i++) {
+        int out = s->todo[i];
+        const struct sched_row *row = &s->sched.row[s->out_owner[out]];
+        const struct sampler_input in = input_of(s, row, out);
+        if (out - row->out_first < row->n_score || !sampler_draw(&in, 0, &s->draw[out])) {
+            s->todo[left++] = out;
+            continue;
+        }
+        s->together[n++] =
+            (struct sampler_drawn){.draw = &s->draw[out], .logits = in.logits, .owner = s->out_owner[out]};
+    }
+    s->n_todo = left;
+    if (n > 0)
+        sampler_choose_together(s->sampler, pool, n, s->together);
+    for (int i = 0; i < n; i++)
+        s->sampled[s->together[i].owner] = s->together[i].token >= 0 ? s->together[i].token : -2;
+}
+
 void step_sample_run(struct step *s, int n_out)
 {
     for (int i = 0; i < n_out && s->n_draw > 0; i++)
         if (s->draw[i].wanted)
             s->sampled[s->out_owner[i]] = s->drawn[i] >= 0 ? s->drawn[i] : -2;
     struct pool *pool = s->runner.pool;
+    draw_together(s);
     /* One row: its passes over all logits are shared out. Several: the rows are, since much of a row (top_k,
      * log probabilities, constraints) is one thread's work. */
     if (pool && s->n_todo == 1 && s->runner.vocab >= LONG_ROW)

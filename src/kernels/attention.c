@@ -115,6 +115,8 @@ static void run_tile(void *arg, int item, int worker)
     float *base = r->fold + (size_t)worker * 2 * r->part_floats;
     struct attention_part sum = part_at(r, base), part = part_at(r, base + r->part_floats);
     int last = split_count(ref->n_key);
+    if (r->a->qkv)
+        r->a->rotate(r->a->qkv, ref->tok, ref->kv_head);
     part_compute(r, ref, 0, 0, last, worker, &sum);
     for (int s = 1; s < last; s++) {
         part_compute(r, ref, s, 0, last, worker, &part);
@@ -201,6 +203,26 @@ static int list_tiles(const struct attention_args *a, int rows, struct tile_ref 
     return n;
 }
 
+/* Few tiles and long contexts: several workers share a tile. */
+static bool is_cut(int n_tile, int n_part, size_t workers)
+{
+    return workers > 1 && (size_t)n_tile < 4 * workers && n_part > n_tile;
+}
+
+bool attention_may_rotate(const struct pool *pool, const struct attention_args *a)
+{
+    const struct batch *b = a->batch;
+    int n_part = 0, n_kv = a->kv->n_kv_head;
+    if (a->n_head / n_kv > ATTENTION_HEADS || b->n_tok != b->n_seq)
+        return false;
+    for (int s = 0; s < b->n_seq; s++) {
+        if (b->seq_start[s + 1] - b->seq_start[s] != 1)
+            return false;
+        n_part += n_kv * split_count(b->pos[b->seq_start[s]] + 1);
+    }
+    return !is_cut(n_kv * b->n_seq, n_part, (size_t)pool_size(pool));
+}
+
 /* Items of several splits each, about four for every worker: longer walks prefetch better, shorter ones
  * spread better. Returns how many. */
 static int cut_tiles(struct run *r, int workers)
@@ -232,15 +254,16 @@ void attention_run(struct pool *pool, struct arena *scratch, const struct attent
     r.work_bytes = (kernel->work_bytes(a->kv) + 63) & ~(size_t)63;
     r.work = arena_alloc(scratch, workers, r.work_bytes);
 
-    /* Few tiles and long contexts: several workers share a tile. */
-    bool cut = workers > 1 && (size_t)r.n_tile < 4 * workers && r.n_part > r.n_tile &&
+    bool cut = is_cut(r.n_tile, r.n_part, workers) &&
                (size_t)r.n_part * r.part_floats * sizeof(float) <= (size_t)kernel->rows * PART_BYTES_MAX;
     if (cut) {
+        ASSERT(!a->qkv);
         r.part = arena_alloc(scratch, (size_t)r.n_part * r.part_floats, sizeof(float));
         pool_run(pool, cut_tiles(&r, (int)workers), run_walk, &r);
         pool_run(pool, r.n_tile, run_fold, &r);
     } else {
         r.fold = arena_alloc(scratch, workers * 2 * r.part_floats, sizeof(float));
-        pool_run(pool, r.n_tile, run_tile, &r);
+        bool decode = a->batch->n_tok == a->batch->n_seq; /* else the longest items are first */
+        (decode ? pool_run_kept : pool_run)(pool, r.n_tile, run_tile, &r);
     }
 }

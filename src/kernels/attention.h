@@ -46,6 +46,11 @@ struct attention_kernel {
     int rows; /* of a tile at most, no fewer than ATTENTION_HEADS */
 };
 
+/* Whether attention can do what is to be done with q, k and v before it (attention_args.qkv): each item that
+ * of its token and KV head, without a run of the pool in between. So where every sequence has one token and
+ * its keys are one item. */
+bool attention_may_rotate(const struct pool *pool, const struct attention_args *a);
+
 void attention_run(struct pool *pool, struct arena *scratch, const struct attention_args *a,
                    const struct attention_kernel *kernel);
 

@@ -70,13 +70,13 @@ static void attend(const struct checkkern_env *env, const struct scene *s, int f
                       .pos = s->pos + from,
                       .seq_start = start,
                       .block_table = s->table};
-    struct attention_args a = {s->q + (size_t)from * width,
-                               y + (size_t)from * width,
-                               &s->kv,
-                               &b,
-                               s->n_head,
-                               1 / sqrtf((float)s->kv.head_dim),
-                               s->round_q};
+    struct attention_args a = {.q = s->q + (size_t)from * width,
+                               .y = y + (size_t)from * width,
+                               .kv = &s->kv,
+                               .batch = &b,
+                               .n_head = s->n_head,
+                               .scale = 1 / sqrtf((float)s->kv.head_dim),
+                               .round_q = s->round_q};
     kernels_at(env->level)->attention(env->pool, env->arena, &a);
 }
 

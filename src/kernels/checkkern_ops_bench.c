@@ -230,7 +230,13 @@ static void bench_attention(const struct checkkern_env *env, struct checkkern_be
                           .block_table = table};
     float *q = make_floats(env, (size_t)n_tok * HEADS * HEAD_DIM);
     b.attention = (struct attention_args){
-        q, make_floats(env, (size_t)n_tok * HEADS * HEAD_DIM), NULL, &batch, HEADS, 0.0883883f, round_q};
+        .q = q,
+        .y = make_floats(env, (size_t)n_tok * HEADS * HEAD_DIM),
+        .batch = &batch,
+        .n_head = HEADS,
+        .scale = 0.0883883f,
+        .round_q = round_q,
+    };
     double seconds = time_best(env, call_attention, &b, n_tok > 1 ? 2 : b.n_layer);
     snprintf(name, sizeof(name), "attention %s%s %s, %d keys (%.0f us)", kv_type_name(type),
              round_q ? ", q rounded," : "", n_tok > 1 ? "prefill 512" : "decode", n_key, seconds * 1e6);

@@ -271,6 +271,21 @@ static void point_block_rows(struct gemm_block *b, const struct gemm_job *j, enu
     b->scale = r->scale;
 }
 
+/* Panels of an item, `each` of the job at a time, whose sums come from a block. */
+struct block_sums {
+    const struct pass *pass;
+    const float *sum;
+    int n_row, panel, each;
+};
+
+static void finish_block(void *own, int i)
+{
+    const struct block_sums *s = own;
+    for (int p = 0; p < s->each; p++)
+        finish_panel(s->pass, s->n_row, s->panel + i * s->each + p, s->sum + (size_t)p * BLOCK_SUMS,
+                     s->sum + BLOCK_SUMS);
+}
+
 /* Gate with up, or neighbours, against up to GEMM_BLOCK_ROW rows at a time. */
 static void run_blocks(const struct run *r, const struct item *it, const struct gemm_blocks *block,
                        uint8_t *scratch)
@@ -280,26 +295,35 @@ static void run_blocks(const struct run *r, const struct item *it, const struct 
     _Alignas(64) float sum[2 * BLOCK_SUMS];
     struct pass pass = {.table = r->table, .job = j, .item = it, .unit = block->unit};
     struct block_rows rows;
-    struct gemm_block b = {.k = j->w->k, .decode = scratch, .sum = sum};
-    b.next = j->up ? bytes : 2 * bytes;
+    struct block_sums sums = {.pass = &pass, .sum = sum};
+    struct gemm_block b = {.k = j->w->k, .decode = scratch, .sum = sum, .done = finish_block, .own = &sums};
     enum gemm_form form = gemm_form_for(r->table, j->w->type, r->mode);
     uint16_t *copies = (uint16_t *)(void *)(scratch + gemm_block_decode_bytes(form));
     int end = it->panel + it->n_panel;
     for (; pass.first_row < j->m; pass.first_row += b.n_row) {
         int left = j->m - pass.first_row;
         b.n_row = left < GEMM_BLOCK_ROW ? left : GEMM_BLOCK_ROW;
+        sums.n_row = b.n_row;
         if (form == GEMM_BF16)
             set_block_rows(&b, block, j, r->ready[it->job], pass.first_row, copies);
         else
             point_block_rows(&b, j, form, pass.first_row, &rows);
-        for (int p = it->panel, done; p < end; p += done) {
-            b.panel[0] = j->w->data + (size_t)p * bytes;
+        for (int p = it->panel; p < end; p += (1 + b.n_more) * sums.each) {
             b.n_panel = j->up || p + 1 < end ? 2 : 1;
+            sums.each = j->up ? 1 : b.n_panel;
+            sums.panel = p;
+            b.next = (size_t)sums.each * bytes;
+            b.n_more = block->stream ? (end - p) / sums.each - 1 : 0;
+            b.n_out = sums.each;
+            b.out_panel = WEIGHT_PANEL * (j->rounded ? sizeof(*j->rounded) : sizeof(*j->y));
+            b.out_row = b.out_panel / WEIGHT_PANEL * (size_t)j->ldy;
+            b.out = (j->rounded ? (const uint8_t *)j->rounded : (const uint8_t *)j->y) +
+                    (size_t)pass.first_row * b.out_row + (size_t)p * b.out_panel;
+            b.panel[0] = j->w->data + (size_t)p * bytes;
             b.panel[1] = j->up ? j->up->data + (size_t)p * bytes : b.panel[0] + bytes;
             block->fn(&b);
-            done = j->up ? 1 : b.n_panel;
-            for (int i = 0; i < done; i++)
-                finish_panel(&pass, b.n_row, p + i, sum + (size_t)i * BLOCK_SUMS, sum + BLOCK_SUMS);
+            if (!block->stream)
+                finish_block(&sums, 0);
         }
     }
 }
@@ -430,14 +454,15 @@ void gemm_run_with(const struct gemm_table *table, struct pool *pool, struct are
     for (int i = 0; i < n_job; i++)
         check_job(&job[i]);
     job = gemm_floats(table, pool, scratch, mode, job, n_job);
-    job = gemm_split(scratch, job, &n_job, pool_size(pool));
+    const int n_whole = n_job;
+    job = gemm_split(table, mode, scratch, job, &n_job, pool_size(pool));
     struct run r = {.table = table, .mode = mode, .job = job};
     int n_item;
     r.item = cut_items(scratch, &r, n_job, pool_size(pool), &n_item);
     if (mode == COMPUTE_W4A4)
         r.job = round_trip_jobs(pool, scratch, job, n_job);
     bool *ready = arena_alloc(scratch, (size_t)n_job, sizeof(*ready));
-    r.job = gemm_line_up(table, pool, scratch, mode, r.job, n_job, ready);
+    r.job = gemm_line_up(table, pool, scratch, mode, r.job, n_job, n_whole, ready);
     r.ready = ready;
     for (int i = 0; i < n_job; i++) {
         size_t needed = block_scratch(&r, i);

@@ -6,7 +6,7 @@
  * for each thread, and therefore few items that would copy the same rows. */
 #define FEW_ROWS  GEMM_BLOCK_TILE
 #define ITEM_ROWS GEMM_BLOCK_ROW
-#define GRAIN     16 /* rows that make a ticket worth drawing */
+#define GRAIN     2 /* rows that make a ticket worth drawing */
 
 const struct gemm_blocks *gemm_blocks_for(const struct gemm_table *table, enum compute mode,
                                           const struct gemm_job *j)
@@ -74,12 +74,13 @@ static bool same_rows(const struct gemm_job *a, const struct gemm_job *b)
 }
 
 const struct gemm_job *gemm_line_up(const struct gemm_table *table, struct pool *pool, struct arena *scratch,
-                                    enum compute mode, const struct gemm_job *job, int n_job, bool *ready)
+                                    enum compute mode, const struct gemm_job *job, int n_job, int n_whole,
+                                    bool *ready)
 {
     struct gemm_job *copy = NULL;
     struct line *line = NULL;
     struct line_up u = {0};
-    int few = n_job < pool_size(pool) ? FEW_ROWS : ITEM_ROWS;
+    int few = n_whole < pool_size(pool) ? FEW_ROWS : ITEM_ROWS;
     int n_row = 0, last = -1; /* the job of the last line */
     for (int i = 0; i < n_job; i++) {
         const struct gemm_blocks *block = gemm_blocks_for(table, mode, &job[i]);

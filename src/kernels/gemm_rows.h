@@ -28,8 +28,11 @@ void gemm_copy_to_tile(const struct gemm_blocks *block, const struct gemm_job *j
 
 /* The jobs again, where those with many rows that blocks would have to copy have them in the right form and
  * order already, in tiles where the block has a copy function: once for all items of a job, by the whole
- * pool. ready[i] tells which; memory is from the arena. */
+ * pool. ready[i] tells which; memory is from the arena. n_whole: of how many jobs these are parts
+ * (gemm_split).
+ */
 const struct gemm_job *gemm_line_up(const struct gemm_table *table, struct pool *pool, struct arena *scratch,
-                                    enum compute mode, const struct gemm_job *job, int n_job, bool *ready);
+                                    enum compute mode, const struct gemm_job *job, int n_job, int n_whole,
+                                    bool *ready);
 
 #endif

@@ -15,14 +15,19 @@ static void fill(struct gemm_table *t, enum cpu_level level)
         t->max_row[WEIGHT_##type][GEMM_##form][2] = (two);                    \
         static_assert((one) <= GEMM_TILE_ROW && (two) <= GEMM_TILE_ROW, #fn); \
     }
-#define GEMM_BLOCK(min, type, form, fn, least)                                                  \
-    if (level >= CPU_##min) {                                                                   \
-        t->block[WEIGHT_##type][GEMM_##form] = (struct gemm_blocks){(fn), (least), NULL, 1.0f}; \
+#define GEMM_BLOCK(min, type, form, block_fn, least)                                    \
+    if (level >= CPU_##min) {                                                           \
+        t->block[WEIGHT_##type][GEMM_##form] =                                          \
+            (struct gemm_blocks){.fn = (block_fn), .least_row = (least), .unit = 1.0f}; \
     }
 #define GEMM_BLOCK_COPY(min, type, form, copy_fn, of_sums)     \
     if (level >= CPU_##min) {                                  \
         t->block[WEIGHT_##type][GEMM_##form].copy = (copy_fn); \
         t->block[WEIGHT_##type][GEMM_##form].unit = (of_sums); \
+    }
+#define GEMM_BLOCK_STREAM(min, type, form)                  \
+    if (level >= CPU_##min) {                               \
+        t->block[WEIGHT_##type][GEMM_##form].stream = true; \
     }
 #define GEMM_NO_BLOCK(min, type, form)                                  \
     if (level >= CPU_##min) {                                           \
@@ -40,6 +45,7 @@ static void fill(struct gemm_table *t, enum cpu_level level)
 #undef GEMM_TILE
 #undef GEMM_BLOCK
 #undef GEMM_BLOCK_COPY
+#undef GEMM_BLOCK_STREAM
 #undef GEMM_NO_BLOCK
 #undef GEMM_FINISH
 #undef GEMM_ROW

@@ -39,8 +39,17 @@ typedef void gemm_tile_fn(const struct gemm_tile *t);
 #define GEMM_BLOCK_ROW 256 /* at most, of x */
 
 struct gemm_block {
-    const uint8_t *panel[2]; /* as in a tile                                            */
-    size_t next;             /* bytes from each to the panel that comes after it        */
+    const uint8_t *panel[2];        /* as in a tile                                            */
+    size_t next;                    /* bytes from each to the panel that comes after it        */
+    int n_more;                     /* so many more follow, for kernels that stream            */
+    void (*done)(void *own, int i); /* told when the sums of panels i, from 0 on, are there; before those of
+                                     * the next; NULL: nobody asks */
+    void *own;
+    /* NULL; or where the sums' results go, for n_out panels of each time, out_panel bytes apart, and in rows
+     * out_row bytes apart: the lines may be asked for beforehand. */
+    const uint8_t *out;
+    size_t out_row, out_panel;
+    int n_out;
     int n_panel, k;
     const uint16_t *x;         /* BF16: (n_row, x_stride), zero from k on up to a multiple of 32      */
     size_t x_stride;           /* a multiple of 32                                                    */
@@ -67,6 +76,7 @@ struct gemm_blocks {
     int least_row;
     gemm_copy_fn *copy; /* NULL: rows of bf16 go as they are                          */
     float unit;         /* of its sums, a power of two                                */
+    bool stream;        /* takes panels after panels in one call (gemm_block.n_more)  */
 };
 
 /* Of BF16: four blocks of 64 k of both panels, expanded. Of others: a stretch of K, and unfinished sums. */

@@ -1,8 +1,8 @@
 #include "kernels/ops.h"
 
 static const struct kernels table[CPU_LEVEL_COUNT] = {
-#define OPS_ROW(level, norm_, qkv_, attention_, router_, combine_) \
-    [level] = {#level, level == CPU_AVX512, norm_, qkv_, attention_, router_, combine_},
+#define OPS_ROW(level, norm_, qkv_, head_, attention_, router_, combine_) \
+    [level] = {#level, level == CPU_AVX512, norm_, qkv_, head_, attention_, router_, combine_},
     OPS_TABLE(OPS_ROW)
 #undef OPS_ROW
 };

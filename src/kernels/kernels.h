@@ -112,6 +112,10 @@ struct attention_args {
     int n_head;
     float scale;  /* usually head_dim^-0.5               */
     bool round_q; /* q may be rounded to bf16, where keys are no wider and that is faster: half the work */
+    /* NULL; or what is to be done with q, k and v before, where attention_may_rotate (attention.h), and how:
+     * a kernel table's qkv_head. */
+    const struct qkv_args *qkv;
+    void (*rotate)(const struct qkv_args *, int tok, int kv_head);
 };
 
 enum router_score { ROUTER_SOFTMAX, ROUTER_SIGMOID };
@@ -144,6 +148,8 @@ struct kernels {
     bool integer_keys; /* KV_I16 is faster than KV_BF16 here, and no less exact */
     void (*rmsnorm)(struct pool *, const struct norm_args *);
     void (*qkv)(struct pool *, const struct qkv_args *);
+    void (*qkv_head)(const struct qkv_args *, int tok,
+                     int kv_head); /* a KV head of one token and its q heads */
     void (*attention)(struct pool *, struct arena *scratch, const struct attention_args *);
     void (*router)(struct pool *, const struct router_args *);
     void (*combine)(struct pool *, const struct combine_args *);

@@ -6,16 +6,17 @@
 #include "base/cpu.h"
 #include "kernels/kernels.h"
 
-/* level, rmsnorm, qkv, attention, router, combine */
-#define OPS_TABLE(X)                                                                     \
-    X(CPU_SCALAR, norm_ref, qkv_ref, attention_ref, router_ref, combine_ref)             \
-    X(CPU_AVX2, norm_avx2, qkv_avx2, attention_avx2, router_ref, combine_avx2)           \
-    X(CPU_AVX512, norm_avx512, qkv_avx512, attention_avx512, router_ref, combine_avx512) \
-    X(CPU_AMX, norm_avx512, qkv_avx512, attention_amx, router_ref, combine_avx512)
+/* level, rmsnorm, qkv, qkv_head, attention, router, combine */
+#define OPS_TABLE(X)                                                                                      \
+    X(CPU_SCALAR, norm_ref, qkv_ref, qkv_head_ref, attention_ref, router_ref, combine_ref)                \
+    X(CPU_AVX2, norm_avx2, qkv_avx2, qkv_head_avx2, attention_avx2, router_ref, combine_avx2)             \
+    X(CPU_AVX512, norm_avx512, qkv_avx512, qkv_head_avx512, attention_avx512, router_ref, combine_avx512) \
+    X(CPU_AMX, norm_avx512, qkv_avx512, qkv_head_avx512, attention_amx, router_ref, combine_avx512)
 
 #define OPS_DECLARE(suffix)                                                                            \
     void norm_##suffix(struct pool *pool, const struct norm_args *a);                                  \
     void qkv_##suffix(struct pool *pool, const struct qkv_args *a);                                    \
+    void qkv_head_##suffix(const struct qkv_args *a, int tok, int kv_head);                            \
     void attention_##suffix(struct pool *pool, struct arena *scratch, const struct attention_args *a); \
     void combine_##suffix(struct pool *pool, const struct combine_args *a);
 OPS_DECLARE(ref)

@@ -136,11 +136,20 @@ static void bf16_pack(uint8_t *panel, int k, int n_row, const uint8_t *rows, con
         memcpy(panel + (size_t)(k - 1) * 32 + (size_t)r * 4, rows + (size_t)(r + 1) * row_bytes - 2, 2);
 }
 
+/* Each pair of a row is in a line of its own: more of those are sent for than the hardware does by itself. */
+#define PAIRS_AHEAD 24
+
 static void bf16_unpack(const uint8_t *panel, int k, int row, uint8_t *elements, uint8_t *scales)
 {
     (void)scales;
-    for (int i = 0; i < k; i++)
-        memcpy(elements + (size_t)i * 2, panel + (size_t)(i / 2) * 64 + (size_t)(row * 4 + i % 2 * 2), 2);
+    const int n_pair = (k + 1) / 2;
+    for (int i = 0; i < PAIRS_AHEAD && i < n_pair; i++)
+        __builtin_prefetch(panel + (size_t)i * 64);
+    for (int i = 0; i < n_pair; i++) {
+        if (i + PAIRS_AHEAD < n_pair)
+            __builtin_prefetch(panel + (size_t)(i + PAIRS_AHEAD) * 64);
+        memcpy(elements + (size_t)i * 4, panel + (size_t)i * 64 + (size_t)row * 4, 2 * i + 1 < k ? 4 : 2);
+    }
 }
 
 /* ---- F16 and F32: column by column ------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/attention.h"
 #include "model/ep.h"
 
 static const struct layer_weights *weights_of(const struct micro_batch *mb)
@@ -120,12 +121,26 @@ static void attention_qkv(struct micro_batch *mb)
     gemm_run(p->pool, &mb->scratch, p->compute, jobs, COUNT_OF(jobs));
 }
 
+/* Without the place of its result. */
+static struct attention_args attention_of(const struct micro_batch *mb)
+{
+    const struct pass *p = mb->pass;
+    return (struct attention_args){
+        .q = mb->q,
+        .kv = &p->kv[mb->layer],
+        .batch = p->batch,
+        .n_head = p->config->shard.head.count,
+        .scale = p->config->attention_scale,
+        .round_q = p->compute == COMPUTE_INT8,
+    };
+}
+
 static void attention_rotate(struct micro_batch *mb)
 {
     const struct pass *p = mb->pass;
     const struct model_config *c = p->config;
     const struct layer_weights *w = weights_of(mb);
-    const struct qkv_args args = {
+    mb->qkv = (struct qkv_args){
         .q = mb->q,
         .k = mb->k,
         .v = mb->v,
@@ -144,23 +159,23 @@ static void attention_rotate(struct micro_batch *mb)
         .slot = p->batch->slot,
         .kv = &p->kv[mb->layer],
     };
-    if (args.n_head > 0)
-        p->kernels->qkv(p->pool, &args);
+    mb->rotate_later = false;
+    if (mb->qkv.n_head == 0) /* no head is this rank's */
+        return;
+    const struct attention_args attention = attention_of(mb);
+    mb->rotate_later = attention_may_rotate(p->pool, &attention);
+    if (!mb->rotate_later)
+        p->kernels->qkv(p->pool, &mb->qkv);
 }
 
 static void attention_attend(struct micro_batch *mb)
 {
     const struct pass *p = mb->pass;
     mb->attended = layer_rows(mb, p->config->shard.head.count * p->config->head_dim);
-    const struct attention_args args = {
-        .q = mb->q,
-        .y = mb->attended,
-        .kv = &p->kv[mb->layer],
-        .batch = p->batch,
-        .n_head = p->config->shard.head.count,
-        .scale = p->config->attention_scale,
-        .round_q = p->compute == COMPUTE_INT8,
-    };
+    struct attention_args args = attention_of(mb);
+    args.y = mb->attended;
+    args.qkv = mb->rotate_later ? &mb->qkv : NULL;
+    args.rotate = p->kernels->qkv_head;
     if (args.n_head > 0)
         p->kernels->attention(p->pool, &mb->scratch, &args);
 }

@@ -61,6 +61,8 @@ struct micro_batch {
     float *norm;                   /* (n_tok, hidden)                                */
     struct operand input;          /* norm, as the matrices of this half layer take it */
     float *q, *k, *v;              /* (n_tok, heads * head_dim)                      */
+    struct qkv_args qkv;           /* what is to be done with them                    */
+    bool rotate_later;             /* by attention itself */
     float *attended;               /* (n_tok, n_head * head_dim)                     */
     int32_t *expert;               /* (n_tok, top_k) best first                      */
     float *weight;                 /* (n_tok, top_k)                                 */

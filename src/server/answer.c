@@ -131,6 +131,14 @@ static void add_range(const struct gen *g, struct buf *b)
     answer_add_versions(b, last->version, first->first_version);
 }
 
+static void add_prompt_logprobs(const struct choice *c, struct buf *b)
+{
+    buf_add_str(b, ",\"prompt_logprobs\":[");
+    if (c->prompt_list.len)
+        buf_add(b, c->prompt_list.data, c->prompt_list.len);
+    buf_add_byte(b, ']');
+}
+
 static void add_choice(const struct choice *c, struct buf *b)
 {
     const struct gen *g = c->g;
@@ -144,10 +152,8 @@ static void add_choice(const struct choice *c, struct buf *b)
     }
     buf_add_str(b, ",\"logprobs\":");
     logprob_add_object(c, b);
-    if (g->api == GEN_COMPLETION && g->n_prompt_logprob != NYB_UNSET) {
-        buf_add_str(b, ",\"prompt_logprobs\":");
-        logprob_add_prompt_list(c, b);
-    }
+    if (g->api == GEN_COMPLETION && g->n_prompt_logprob != NYB_UNSET)
+        add_prompt_logprobs(c, b);
     if (g->api == GEN_COMPLETION && g->return_ids) {
         buf_add_str(b, ",\"prompt_token_ids\":");
         answer_add_prompt_ids(c, b);
@@ -168,10 +174,8 @@ void answer_write(struct gen *g, struct buf *b)
     buf_add_byte(b, ']');
     answer_add_usage(b, &u);
     add_range(g, b);
-    if (g->api == GEN_CHAT && g->n_prompt_logprob != NYB_UNSET) {
-        buf_add_str(b, ",\"prompt_logprobs\":");
-        logprob_add_prompt_list(&g->choice[0], b);
-    }
+    if (g->api == GEN_CHAT && g->n_prompt_logprob != NYB_UNSET)
+        add_prompt_logprobs(&g->choice[0], b);
     if (g->api == GEN_CHAT && g->return_ids) {
         buf_add_str(b, ",\"prompt_token_ids\":");
         answer_add_prompt_ids(&g->choice[0], b);

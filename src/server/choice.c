@@ -120,8 +120,9 @@ void choice_close(struct choice *c)
     nyb_stream_free(c->stream);
     if (c->parser)
         parse_close(c->parser);
-    struct buf *const all[] = {&c->text,    &c->reasoning, &c->calls,  &c->call.arguments, &c->logprobs,
-                               &c->lp_text, &c->lp_score,  &c->lp_top, &c->lp_offset,      &c->ids};
+    struct buf *const all[] = {&c->text,      &c->reasoning, &c->calls,      &c->call.arguments,
+                               &c->logprobs,  &c->lp_text,   &c->lp_score,   &c->lp_top,
+                               &c->lp_offset, &c->ids,       &c->prompt_list};
     for (size_t i = 0; i < COUNT_OF(all); i++)
         buf_free(all[i]);
     free(c->call.name);
@@ -142,11 +143,26 @@ void choice_clear(struct choice *c)
 static void begin(struct choice *c)
 {
     c->began = true;
-    if (!c->echo)
-        return;
-    buf_add_str(&c->text, c->echo);
-    if (c->g->api == GEN_COMPLETION && c->g->n_logprob != NYB_UNSET)
-        logprob_add_prompt(c);
+    if (c->echo)
+        buf_add_str(&c->text, c->echo);
+}
+
+bool choice_take_prompt(struct choice *c, int *entries)
+{
+    const struct gen *g = c->g;
+    bool echo = g->api == GEN_COMPLETION && c->echo && g->n_logprob != NYB_UNSET;
+    bool list = g->n_prompt_logprob != NYB_UNSET &&
+                (g->api == GEN_COMPLETION || (g->api == GEN_CHAT && c->index == 0));
+    size_t n = 0;
+    if (!c->began && (echo || list))
+        (void)nyb_stream_prompt(c->stream, &n);
+    for (; *entries > 0 && c->prompt_at < n; c->prompt_at++) {
+        if (echo)
+            *entries -= logprob_add_prompt(c, c->prompt_at);
+        if (list)
+            *entries -= logprob_add_prompt_list(c, c->prompt_at);
+    }
+    return c->prompt_at >= n;
 }
 
 static void take_token(struct choice *c, const struct nyb_event *ev)

@@ -159,6 +159,8 @@ static enum nyb_code read_flags(struct serve_config *c, int argc, char **argv, b
             TRY(read_flag(c, argc, argv, &i, err));
             continue;
         }
+        if (argv[i][0] == '-')
+            return err_set(err, NYB_E_ARG, "there is no option %.80s", argv[i]);
         if (named)
             return err_set(err, NYB_E_ARG, "one model at a time: \"%.100s\" comes after \"%.100s\"", argv[i],
                            c->model);

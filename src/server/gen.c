@@ -12,6 +12,8 @@
 #include "server/sse.h"
 
 #define OUT_MAX 65536 /* bytes of a stream that wait for its client */
+#define PUMP_ENTRIES \
+    1024 /* log-probabilities of prompts that are written at a time: one or two milliseconds */
 
 static const char *const id_prefix[] = {
     [GEN_COMPLETION] = "cmpl-", [GEN_CHAT] = "chatcmpl-", [GEN_RESPONSES] = "resp_"};
@@ -159,27 +161,40 @@ static void stream_choice(struct choice *c, bool token)
     c->n_held = 0;
 }
 
-static void pump_choice(struct gen *g, struct choice *c)
+static bool next_event(struct choice *c)
 {
-    struct nyb_event ev;
-    while (!c->done && !g->error_status && has_room(g) && nyb_next(c->stream, &ev, 0)) {
-        if (ev.finish == NYB_FINISH_ERROR) {
-            take_error(g, ev.error);
+    c->held = c->held || nyb_next(c->stream, &c->event, 0);
+    return c->held;
+}
+
+/* entries: of prompts that may still be written. */
+static void pump_choice(struct gen *g, struct choice *c, int *entries)
+{
+    const struct nyb_event *ev = &c->event;
+    while (!c->done && !g->error_status && has_room(g) && next_event(c)) {
+        if (ev->finish == NYB_FINISH_ERROR) {
+            take_error(g, ev->error);
             return;
         }
-        choice_take(c, &ev);
+        if (!choice_take_prompt(c, entries))
+            return;
+        c->held = false;
+        choice_take(c, ev);
         if (c->done)
             finish_choice(g, c);
         if (g->stream)
-            stream_choice(c, ev.token >= 0);
+            stream_choice(c, ev->token >= 0);
     }
 }
 
 bool gen_pump(struct gen *g)
 {
+    int entries = PUMP_ENTRIES;
     for (int i = 0; i < g->n_choice; i++)
-        pump_choice(g, &g->choice[i]);
+        pump_choice(g, &g->choice[i], &entries);
     bool over = g->n_done == g->n_choice;
+    if (entries <= 0 && !over)
+        loop_ring(g->x); /* there is more to write, after the others' turn */
     if (over && g->stream && !g->closed) {
         if (g->api == GEN_RESPONSES)
             responses_add_end(g);

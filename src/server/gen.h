@@ -5,8 +5,9 @@
  *           gen_read, which pumps, until over         with stream
  *           gen_close
  *
- * Pumping takes what the engine has ready. With a stream it stops while OUT_MAX bytes wait for the client:
- * then the engine's ring fills up, and the engine parks the request. */
+ * Pumping takes what the engine has ready, but of a long prompt's log-probabilities only so many a time that
+ * nobody else waits long. With a stream it stops while OUT_MAX bytes wait for the client: then the engine's
+ * ring fills up, and the engine parks the request. */
 #ifndef NYB_SERVER_GEN_H
 #define NYB_SERVER_GEN_H
 
@@ -38,9 +39,12 @@ struct choice {
     struct buf lp_text, lp_score, lp_top, lp_offset; /* completions: the four arrays, without brackets */
     struct buf ids;                                  /* token ids, comma-separated */
     size_t text_offset;                              /* characters of the text before the next token */
-    char *echo;                                      /* the prompt's or last message's text, shown first */
-    int n_held;                                      /* tokens since the last chunk */
-    bool began, said_role, done;
+    struct buf prompt_list; /* of prompt_logprobs: an item a token, comma-separated */
+    size_t prompt_at;       /* tokens of the prompt whose log-probabilities are written */
+    struct nyb_event event; /* if held: the first, which waits for them */
+    char *echo;             /* the prompt's or last message's text, shown first */
+    int n_held;             /* tokens since the last chunk */
+    bool held, began, said_role, done;
     bool thinks; /* within reasoning          */
     bool hides;  /* max_tokens 0: echo alone  */
     int n_call;

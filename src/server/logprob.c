@@ -165,42 +165,37 @@ void logprob_add(struct choice *c, const struct nyb_logprob *lp, int n)
         add_completion(c, lp->token, lp, n);
 }
 
-void logprob_add_prompt(struct choice *c)
+int logprob_add_prompt(struct choice *c, size_t i)
 {
     size_t n;
+    int n_entry = 0;
     const int32_t *prompt = nyb_stream_prompt(c->stream, &n);
-    for (size_t i = 0; i < n; i++) {
-        int n_entry;
-        const struct nyb_logprob *lp = nyb_stream_prompt_logprobs(c->stream, i, &n_entry);
-        add_completion(c, prompt[i], lp, n_entry);
-    }
+    const struct nyb_logprob *lp = nyb_stream_prompt_logprobs(c->stream, i, &n_entry);
+    add_completion(c, prompt[i], lp, n_entry);
+    return lp ? n_entry : 1;
 }
 
-void logprob_add_prompt_list(const struct choice *c, struct buf *b)
+int logprob_add_prompt_list(struct choice *c, size_t i)
 {
-    size_t n;
-    (void)nyb_stream_prompt(c->stream, &n);
-    buf_add_byte(b, '[');
-    for (size_t i = 0; i < n; i++) {
-        int n_entry;
-        const struct nyb_logprob *lp = nyb_stream_prompt_logprobs(c->stream, i, &n_entry);
-        buf_add_str(b, i ? "," : "");
-        buf_add_str(b, lp ? "{" : "null");
-        for (int k = 0; lp && k < n_entry; k++) {
-            if (k && lp[k].token == lp[0].token)
-                continue;
-            size_t len;
-            char *text = token_text(c, lp[k].token, &len);
-            buf_printf(b, "%s\"%d\":{\"logprob\":", k ? "," : "", lp[k].token);
-            add_float(b, lp[k].logprob);
-            buf_printf(b, ",\"rank\":%d,\"decoded_token\":", lp[k].rank);
-            json_add_string(b, text, len);
-            buf_add_byte(b, '}');
-            free(text);
-        }
-        buf_add_str(b, lp ? "}" : "");
+    int n_entry = 0;
+    struct buf *b = &c->prompt_list;
+    const struct nyb_logprob *lp = nyb_stream_prompt_logprobs(c->stream, i, &n_entry);
+    buf_add_str(b, i ? "," : "");
+    buf_add_str(b, lp ? "{" : "null");
+    for (int k = 0; lp && k < n_entry; k++) {
+        if (k && lp[k].token == lp[0].token)
+            continue;
+        size_t len;
+        char *text = token_text(c, lp[k].token, &len);
+        buf_printf(b, "%s\"%d\":{\"logprob\":", k ? "," : "", lp[k].token);
+        add_float(b, lp[k].logprob);
+        buf_printf(b, ",\"rank\":%d,\"decoded_token\":", lp[k].rank);
+        json_add_string(b, text, len);
+        buf_add_byte(b, '}');
+        free(text);
     }
-    buf_add_byte(b, ']');
+    buf_add_str(b, lp ? "}" : "");
+    return lp ? n_entry : 1;
 }
 
 static void add_array(struct buf *b, const char *name, const struct buf *items)

@@ -6,10 +6,10 @@
 
 /* One generated token: the chosen one, then the most likely. */
 void logprob_add(struct choice *c, const struct nyb_logprob *lp, int n);
-/* All tokens of the prompt, for echo. */
-void logprob_add_prompt(struct choice *c);
-/* [null, {"id": {"logprob", "rank", "decoded_token"}, ...}, ...] */
-void logprob_add_prompt_list(const struct choice *c, struct buf *b);
+/* Token i of the prompt, for echo; how many entries that took. */
+int logprob_add_prompt(struct choice *c, size_t i);
+/* The same for prompt_logprobs: null, or {"id": {"logprob", "rank", "decoded_token"}, ...} */
+int logprob_add_prompt_list(struct choice *c, size_t i);
 /* {"content": [...]} of a chat, or the four arrays of a completion. */
 void logprob_add_object(const struct choice *c, struct buf *b);
 

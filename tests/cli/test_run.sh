@@ -58,7 +58,26 @@ status=0
 [ $status -eq 1 ] || fail "a chat whose input cannot be read gives status $status"
 expect_in err "standard input"
 
+# A conversation that fills the context goes on after /clear, and says so.
+long=$(printf 'the king and the queen %.0s' $(seq 60))
+printf '%s\n%s\n%s\n%s\n/clear\nOnce\n' "$long" "$long" "$long" "$long" >"$WORK/in"
+status=0
+"$NYBBLE" run --max-tokens 4 --temperature 0 <"$WORK/in" >"$WORK/out" 2>"$WORK/err" || status=$?
+[ $status -eq 1 ] || fail "a conversation that is too long gives status $status"
+expect_in err "/clear forgets it"
+[ -n "$(tail -n 1 "$WORK/out")" ] || fail "no answer after /clear"
+
 # What is wrong is said, with the right status.
+expect_status 1 "$NYBBLE" run "Once upon a time"
+expect_in err "a prompt goes after -p"
+expect_status 2 "$NYBBLE" sevre
+expect_in err 'no command "sevre", but "serve"'
+expect_status 2 "$NYBBLE" nonsense
+expect_in err 'no command "nonsense"; nybble --help'
+expect_status 2 "$NYBBLE" serve -p 8180
+expect_in err "there is no option -p"
+expect_status 0 "$NYBBLE" help eval
+expect_in out "usage: nybble eval"
 expect_status 2 "$NYBBLE" run --no-such-option
 expect_in err "nybble run: unrecognized option '--no-such-option'"
 expect_status 2 "$NYBBLE" bench model --no-such-option

@@ -206,6 +206,39 @@ class Shapes(WithServer):
         for entry in answer[1:]:
             self.assertTrue(all(v["logprob"] <= 0 and v["rank"] >= 1 for v in entry.values()))
 
+    def test_long_prompt_logprobs(self):
+        """Thousands of them are written in parts: nothing is lost between them, and nobody waits for all."""
+        prompts = ["word " * 900, "the king " * 300, "a"]
+        body = {"prompt": prompts, "logprobs": 20, "prompt_logprobs": 20, "echo": True, "n": 2, "temperature": 1, "seed": 3}
+        choices = self.complete(**body)["choices"]
+        self.assertEqual(len(choices), 6)
+        for i, choice in enumerate(choices):
+            scores, listed = choice["logprobs"], choice["prompt_logprobs"]
+            self.assertTrue("".join(scores["tokens"]).startswith(prompts[i // 2]))
+            self.assertIsNone(listed[0])
+            for score, entry in zip(scores["token_logprobs"][1:], listed[1:]):
+                self.assertIn(score, [v["logprob"] for v in entry.values()])
+            self.assertEqual({len(v) for v in scores.values()}, {len(listed) + 12})
+        del body["prompt_logprobs"]
+        tokens = [[] for _ in choices]
+        for event in self.server.stream("/v1/completions", {**GREEDY, **body})[:-1]:
+            choice = event["choices"][0]
+            tokens[choice["index"]] += zip(choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"])
+        self.assertEqual(tokens, [list(zip(c["logprobs"]["tokens"], c["logprobs"]["token_logprobs"])) for c in choices])
+        messages = [{"role": "user", "content": "the queen " * 400}]
+        listed = self.chat(messages=messages, prompt_logprobs=5)["prompt_logprobs"]
+        self.assertEqual(len(listed), self.chat(messages=messages)["usage"]["prompt_tokens"])
+        # beside a million of them
+        body = {"prompt": ["word " * 1000] * 48, "max_tokens": 1, "prompt_logprobs": 20}
+        thread = in_background(self.server.request, "POST", "/v1/completions", body)
+        longest = 0
+        while thread.is_alive():
+            start = time.time()
+            self.assertEqual(self.server.request("GET", "/health")[0], 200)
+            longest = max(longest, time.time() - start)
+            time.sleep(0.005)
+        self.assertLess(longest, 0.3 * SLOW)
+
     def test_chat_logprobs(self):
         content = self.chat(logprobs=True, top_logprobs=3)["choices"][0]["logprobs"]["content"]
         self.assertEqual(len(content), 12)

@@ -112,13 +112,13 @@ static void talk_attend(struct pool *pool, struct arena *arena, const struct tal
                       .pos = s->pos + from,
                       .seq_start = start,
                       .block_table = s->table};
-    struct attention_args a = {s->q + (size_t)from * s->width,
-                               y + (size_t)from * s->width,
-                               &s->kv,
-                               &b,
-                               s->n_head,
-                               1 / sqrtf((float)s->kv.head_dim),
-                               s->round_q};
+    struct attention_args a = {.q = s->q + (size_t)from * s->width,
+                               .y = y + (size_t)from * s->width,
+                               .kv = &s->kv,
+                               .batch = &b,
+                               .n_head = s->n_head,
+                               .scale = 1 / sqrtf((float)s->kv.head_dim),
+                               .round_q = s->round_q};
     attention_run(pool, arena, &a, &kernel);
     assert_false(unit.configured);
 }

@@ -2,6 +2,7 @@
 #ifndef NYB_ATTENTION_CASE_H
 #define NYB_ATTENTION_CASE_H
 
+#include "kernels/attention.h"
 #include "kernels/kv.h"
 #include "kernels/ops_case.h"
 
@@ -129,7 +130,6 @@ static inline void world_step(struct world *w, int level, struct pool *pool, str
                           pos,
                           slot,
                           &w->kv};
-    kernels->qkv(pool, &qa);
     struct batch b = {.n_seq = n_seq,
                       .n_tok = n_tok,
                       .n_block_max = w->n_block_max,
@@ -137,7 +137,17 @@ static inline void world_step(struct world *w, int level, struct pool *pool, str
                       .slot = slot,
                       .seq_start = start,
                       .block_table = table};
-    struct attention_args aa = {q, y, &w->kv, &b, s->n_head, 1 / sqrtf((float)s->head_dim), false};
+    struct attention_args aa = {.q = q,
+                                .y = y,
+                                .kv = &w->kv,
+                                .batch = &b,
+                                .n_head = s->n_head,
+                                .scale = 1 / sqrtf((float)s->head_dim),
+                                .rotate = kernels->qkv_head};
+    if (attention_may_rotate(pool, &aa))
+        aa.qkv = &qa;
+    else
+        kernels->qkv(pool, &qa);
     kernels->attention(pool, arena, &aa);
     arena_reset(arena);
     t = 0;

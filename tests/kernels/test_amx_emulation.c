@@ -29,6 +29,11 @@ static void fold_ask(const uint8_t *ahead, int g)
     (void)g;
 }
 
+static void fold_ask_out(const uint8_t *line)
+{
+    (void)line;
+}
+
 static void fold_group(const struct fold *f, const uint8_t *block, int g, uint8_t *line)
 {
     assert_true(f->open);
@@ -76,9 +81,9 @@ static void *aligned(size_t bytes)
     return p;
 }
 
-static void make_case(struct block_case *c, uint64_t *seed, enum weight_type type, int k)
+static void make_panels(struct block_case *c, uint64_t *seed, enum weight_type type, int k, int n_panel)
 {
-    const int n = 2 * WEIGHT_PANEL;
+    const int n = n_panel * WEIGHT_PANEL;
     size_t row_bytes = weight_row_bytes(type, k), n_scale = (size_t)(n * k / FP4_GROUP);
     uint8_t *rows = aligned((size_t)n * row_bytes), *scales = aligned(n_scale + 1);
     c->w = (struct weight){.type = type, .n = n, .k = k, .global_scale = 1.0f};
@@ -111,6 +116,11 @@ static void make_case(struct block_case *c, uint64_t *seed, enum weight_type typ
                                .x_stride = stride,
                                .decode = c->decode,
                                .sum = c->sum};
+}
+
+static void make_case(struct block_case *c, uint64_t *seed, enum weight_type type, int k)
+{
+    make_panels(c, seed, type, k, 2);
 }
 
 static void free_case(struct block_case *c)
@@ -228,6 +238,63 @@ static void check_type(enum weight_type type, int k_unit)
     }
 }
 
+/* The sums of panels that went through the unit one after another. */
+#define STREAMED 6
+struct streamed {
+    const struct block_case *c;
+    float sum[STREAMED][MAX_ROWS][WEIGHT_PANEL];
+    int n_done;
+};
+
+static void take_sums(void *own, int i)
+{
+    struct streamed *s = own;
+    const struct block_case *c = s->c;
+    assert_int_equal(i, s->n_done++);
+    for (int p = 0; p < c->b.n_panel; p++)
+        for (int row = 0; row < c->b.n_row; row++)
+            memcpy(s->sum[i * c->b.n_panel + p][row],
+                   c->sum + (size_t)(p * GEMM_BLOCK_ROW + row) * WEIGHT_PANEL, sizeof(s->sum[0][0]));
+    poison_sums((struct block_case *)(uintptr_t)c);
+}
+
+/* Panels in one call have the bits of a call for each. */
+static void test_nvfp4_streams(void **state)
+{
+    (void)state;
+    static const int n_row[] = {1, 5, 16, 17, 33, 48, 50, MAX_ROWS},
+                     k[] = {16, 48, 64, 128, 160, 192, 320, 384, 512};
+    static struct streamed alone, together;
+    uint64_t seed = 23;
+    for (size_t at = 0; at < sizeof(k) / sizeof(k[0]); at++)
+        for (size_t r = 0; r < sizeof(n_row) / sizeof(n_row[0]); r++) {
+            struct block_case c;
+            make_panels(&c, &seed, WEIGHT_NVFP4, k[at], STREAMED);
+            size_t bytes = weight_panel_bytes(&c.w);
+            c.b.n_panel = 1 + (int)(r + at) % 2;
+            c.b.next = (size_t)c.b.n_panel * bytes;
+            alone.c = together.c = &c;
+            alone.n_done = together.n_done = 0;
+            for (int i = 0; i < STREAMED / c.b.n_panel; i++) {
+                c.b.panel[0] = c.w.data + (size_t)i * c.b.next;
+                c.b.panel[1] = c.b.panel[0] + bytes;
+                run_block(&c, 0, n_row[r], n_row[r] > TILE_ROW || at % 2);
+                take_sums(&alone, i);
+            }
+            c.b.panel[0] = c.w.data;
+            c.b.panel[1] = c.w.data + bytes;
+            c.b.n_more = STREAMED / c.b.n_panel - 1;
+            c.b.done = take_sums;
+            c.b.own = &together;
+            run_block(&c, 0, n_row[r], n_row[r] > TILE_ROW || at % 2);
+            assert_int_equal(together.n_done, c.b.n_more + 1);
+            for (int p = 0; p < STREAMED; p++)
+                for (int row = 0; row < n_row[r]; row++)
+                    assert_memory_equal(together.sum[p][row], alone.sum[p][row], sizeof(alone.sum[p][row]));
+            free_case(&c);
+        }
+}
+
 static void test_nvfp4(void **state)
 {
     (void)state;
@@ -299,8 +366,10 @@ static void test_grouped(void **state)
     (void)state;
     struct gemm_table table = *gemm_table_for(cpu_level() < CPU_AVX512 ? cpu_level() : CPU_AVX512);
     table.tile[WEIGHT_NVFP4][GEMM_BF16] = table.tile[WEIGHT_BF16][GEMM_BF16] = never_called;
-    table.block[WEIGHT_NVFP4][GEMM_BF16] = (struct gemm_blocks){block_folded, 1, emulate_raise, FOLDED_UNIT};
-    table.block[WEIGHT_BF16][GEMM_BF16] = (struct gemm_blocks){block_bf16, 1, NULL, 1.0f};
+    table.block[WEIGHT_NVFP4][GEMM_BF16] = (struct gemm_blocks){
+        .fn = block_folded, .least_row = 1, .copy = emulate_raise, .unit = FOLDED_UNIT, .stream = true};
+    table.block[WEIGHT_BF16][GEMM_BF16] =
+        (struct gemm_blocks){.fn = block_bf16, .least_row = 1, .unit = 1.0f};
     check_grouped(&table, 1, 16, 48); /* there is one emulated unit */
 }
 
@@ -384,6 +453,7 @@ int main(void)
 {
     const struct CMUnitTest test[] = {
         cmocka_unit_test(test_nvfp4),
+        cmocka_unit_test(test_nvfp4_streams),
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_grouped),
         cmocka_unit_test(test_floats_on_demand),

@@ -129,7 +129,7 @@ static void test_attention_decodes_every_fp8_code(void **state)
     int32_t pos = 0, table = 0, start[] = {0, 1};
     struct batch b = {
         .n_seq = 1, .n_tok = 1, .n_block_max = 1, .pos = &pos, .seq_start = start, .block_table = &table};
-    struct attention_args a = {zero, y, &kv, &b, 1, 1, false};
+    struct attention_args a = {.q = zero, .y = y, .kv = &kv, .batch = &b, .n_head = 1, .scale = 1};
     struct arena arena;
     arena_init(&arena, 4096);
     FOR_EACH_LEVEL(level)
@@ -172,7 +172,8 @@ static void test_attention_reaches_32k(void **state)
         float y[3][HEADS * D];
         double want[D];
         for (int p = 0; p < 3; p++) {
-            struct attention_args a = {w.rotated + last, y[p], &w.kv, &b, HEADS, 0.25f, false};
+            struct attention_args a = {
+                .q = w.rotated + last, .y = y[p], .kv = &w.kv, .batch = &b, .n_head = HEADS, .scale = 0.25f};
             struct arena arena;
             arena_init(&arena, 4096);
             memset(y[p], 0xff, sizeof(y[p]));
@@ -212,7 +213,7 @@ static void test_attention_integer_keys_of_any_size(void **state)
                               .seq_start = start,
                               .block_table = &table};
             const float scale = of_query && isfinite(size[n]) ? 1 / size[n] : 1;
-            struct attention_args a = {q, y, &kv, &b, 1, scale, false};
+            struct attention_args a = {.q = q, .y = y, .kv = &kv, .batch = &b, .n_head = 1, .scale = scale};
             struct arena arena;
             arena_init(&arena, 4096);
             memset(kv.k, 0xff, keys);

@@ -1,4 +1,5 @@
 /* Who takes part in a run, where threads go, and what they may use. */
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -307,7 +308,64 @@ static void test_pool_worker_comes_back_into_a_long_run(void **state)
     pool_close(p);
 }
 
-/* Who waits for long asks seldom, and those who leave meanwhile, each of whom wakes it, change nothing. */
+/* ---- items that are kept -------------------------------------------------------------------------- */
+
+enum { KEPT_MOST = 2000, KEPT_THREADS = 7 };
+struct kept {
+    atomic_int runs[KEPT_MOST];
+    int worker[KEPT_MOST];
+    atomic_int began;
+    int wait_for; /* items that begin before any ends, or 0 */
+    uint64_t until;
+};
+
+static void run_kept(void *arg, int item, int worker)
+{
+    struct kept *k = arg;
+    atomic_fetch_add(&k->runs[item], 1);
+    k->worker[item] = worker;
+    atomic_fetch_add(&k->began, 1);
+    while (atomic_load(&k->began) < k->wait_for && clock_ns() < k->until)
+        sched_yield();
+}
+
+/* Every item once, whatever their number; and with one for each thread, each of which waits for all others,
+ * each thread has its own. */
+static void test_pool_keeps_items(void **state)
+{
+    (void)state;
+    static struct kept k;
+    static const int n_item[] = {2, 3, KEPT_THREADS, KEPT_THREADS + 1, 64, KEPT_MOST};
+    for (int n_thread = 1; n_thread <= KEPT_THREADS; n_thread += 2) {
+        struct pool *pool;
+        assert_int_equal(pool_open(&pool, n_thread, NULL), NYB_OK);
+        for (int round = 0; round < 60; round++) {
+            int n = n_item[round % 6];
+            memset(&k, 0, sizeof(k));
+            if (round % 9 == 8)
+                pool_run(pool, n, run_kept, &k); /* between those of the other kind */
+            else
+                pool_run_kept(pool, n, run_kept, &k);
+            for (int i = 0; i < KEPT_MOST; i++)
+                assert_int_equal(atomic_load(&k.runs[i]), i < n);
+        }
+        for (int round = 0, all = 0; n_thread > 1 && round < 100 && all < 3; round++) {
+            memset(&k, 0, sizeof(k));
+            k.wait_for = n_thread;
+            k.until = clock_ns() + 20 * MS; /* somebody may have no core */
+            pool_recall(pool);
+            pool_run_kept(pool, n_thread, run_kept, &k);
+            bool waited = clock_ns() >= k.until;
+            for (int i = 0; !waited && i < n_thread; i++)
+                assert_int_equal(k.worker[i], i);
+            all += !waited;
+        }
+        pool_close(pool);
+    }
+}
+
+/* Who waits for long asks seldom, and those who leave meanwhile, each of whom wakes it, change nothing.
+ */
 static void test_pool_patience_doubles_whoever_leaves(void **state)
 {
     (void)state;
@@ -341,6 +399,8 @@ int main(void)
         cmocka_unit_test(test_pool_on_a_synthetic_machine_is_not_pinned),
         cmocka_unit_test(test_pool_use_limits_who_takes_part),
         cmocka_unit_test(test_pool_worker_comes_back_into_a_long_run),
+        cmocka_unit_test(test_pool_keeps_items),
+
         cmocka_unit_test(test_pool_patience_doubles_whoever_leaves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

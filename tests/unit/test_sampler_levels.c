@@ -277,12 +277,59 @@ static void test_sampler_answers_do_not_depend_on_the_level(void **state)
     free(row);
 }
 
+/* Rows of every kind drawn together, in rounds of as many as there are threads: the tokens of each alone. */
+static void test_sampler_draws_rows_together(void **state)
+{
+    (void)state;
+    enum { ROWS = N_ROW, MODES = 5 };
+    const struct draw mode[MODES] = {{.scale = 0, .top_p = 1},
+                                     {.scale = 1, .top_p = 1, .uniform = 0.3},
+                                     {.scale = 1.25f, .top_p = 0.95f, .uniform = 0.7},
+                                     {.scale = 1, .top_p = 0.5f, .min_p = 0.02f, .uniform = 0.999},
+                                     {.scale = 100, .top_p = 0.9f, .uniform = 0.01}};
+    const int threads[] = {1, 2, 4, 7}, length[] = {N_LARGE, 5000};
+    float *x = malloc(ROWS * N_LARGE * sizeof(float));
+    assert_non_null(x);
+    int distinct = 0;
+    for (size_t t = 0; t < sizeof(threads) / sizeof(threads[0]); t++)
+        for (size_t l = 0; l < sizeof(length) / sizeof(length[0]); l++) {
+            struct sampler *s;
+            struct pool *pool;
+            struct sampler_drawn row[ROWS];
+            int n = length[l];
+            assert_int_equal(sampler_open(&s, n, threads[t], NULL), NYB_OK);
+            assert_int_equal(pool_open(&pool, threads[t], NULL), NYB_OK);
+            for (int first = 0; first < MODES; first++) { /* each kind under each mode */
+                for (int i = 0; i < ROWS; i++) {
+                    adversarial_row(x + (size_t)i * N_LARGE, n, i);
+                    row[i] = (struct sampler_drawn){
+                        .draw = &mode[(first + i) % MODES], .logits = x + (size_t)i * N_LARGE, .owner = i};
+                }
+                sampler_choose_together(s, pool, ROWS, row);
+                for (int i = 0; i < ROWS; i++) {
+                    assert_int_equal(row[i].token,
+                                     sampler_choose(s, 0, row[i].draw, x + (size_t)i * N_LARGE));
+                    distinct += row[i].token > 0;
+                }
+            }
+            for (int i = 0; i < n; i++)
+                x[i] = -INFINITY;
+            sampler_choose_together(s, pool, 2, row);
+            assert_int_equal(row[0].token, -1);
+            sampler_close(s);
+            pool_close(pool);
+        }
+    assert_true(distinct > 200);
+    free(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sampler_passes_have_the_same_bits_on_every_level),
         cmocka_unit_test(test_sampler_nucleus_is_the_smallest_in_float64),
         cmocka_unit_test(test_sampler_answers_do_not_depend_on_the_level),
+        cmocka_unit_test(test_sampler_draws_rows_together),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -38,30 +38,25 @@ static inline int folded_tiles(const struct gemm_block *b)
     return (b->k + TILE_K - 1) / TILE_K;
 }
 
+/* What the rings of both panels hold between two walks over them. */
+struct folded_rings {
+    int at[2];     /* the place of the step to come                 */
+    bool ready[2]; /* the first steps of the walk to come are there */
+};
+
 /* A panel on its way through the unit. */
 struct folded {
     const uint8_t *panel, *follow; /* follow: the panel that comes next, less the bytes of this one */
+    const uint8_t *then;           /* the panel that the ring has next, or NULL: its first steps are expanded
+                                    * between the last products of this one */
     uint8_t *ring;                 /* of FOLDED_RING steps */
+    int at;                        /* where the first step is in it */
     int n_group, n_step;
+    const uint8_t *out; /* lines that results go to, out_row bytes apart: one is asked for with each group */
+    size_t out_row;
+    int n_out, ahead;
     struct fold fold;
 };
-
-INLINE struct folded folded_open(const struct gemm_block *b, int p)
-{
-    struct folded w = {.panel = b->panel[p],
-                       .ring = b->decode + (size_t)p * FOLDED_RING * FOLDED_BYTES,
-                       .n_group = b->k / FP4_GROUP,
-                       .n_step = (b->k + FOLDED_STEP - 1) / FOLDED_STEP,
-                       .fold = fold_open()};
-    w.follow = b->panel[p] + b->next - (size_t)w.n_step * NVFP4_BLOCK_BYTES;
-    return w;
-}
-
-/* Where tile h is once it is expanded. */
-INLINE uint8_t *folded_tile(const struct folded *w, int h)
-{
-    return w->ring + (size_t)(h % (2 * FOLDED_RING)) * TILE_BYTES;
-}
 
 /* Steps that expanding is ahead of the products. With few rows there are few products to wait for: loads of
  * tiles then come too soon after the stores that they read. */
@@ -69,23 +64,66 @@ INLINE uint8_t *folded_tile(const struct folded *w, int h)
 #define FOLDED_AHEAD_MANY 1
 _Static_assert(FOLDED_AHEAD_FEW + 2 <= FOLDED_RING, "a step in use and the loads of the next");
 
-/* Group g (literal) of a step, if there is one; a last tile of one group is filled up with zeros. */
+/* For n rows from row `first` on; again: the panel is walked over once more after this. */
+INLINE struct folded folded_open(const struct gemm_block *b, const struct folded_rings *r, int p, int first,
+                                 int n, bool again, const int ahead)
+{
+    struct folded w = {.panel = b->panel[p],
+                       .ring = b->decode + (size_t)p * FOLDED_RING * FOLDED_BYTES,
+                       .at = r->at[p],
+                       .n_group = b->k / FP4_GROUP,
+                       .n_step = (b->k + FOLDED_STEP - 1) / FOLDED_STEP,
+                       .fold = fold_open()};
+    w.follow = b->panel[p] + b->next - (size_t)w.n_step * NVFP4_BLOCK_BYTES;
+    if (folded_tiles(b) % 2 == 0 && w.n_step >= ahead && (again || b->n_more > 0))
+        w.then = b->panel[p] + (again ? 0 : b->next);
+    if (b->out && p < b->n_out) {
+        w.out = b->out + (size_t)p * b->out_panel + (size_t)first * b->out_row;
+        w.n_out = n < b->n_row - first ? n : b->n_row - first;
+        w.out_row = b->out_row;
+    }
+    w.ahead = ahead;
+    return w;
+}
+
+INLINE void folded_close(const struct folded *w, struct folded_rings *r, int p)
+{
+    r->at[p] = (w->at + w->n_step) % FOLDED_RING;
+    r->ready[p] = w->then != NULL;
+}
+
+/* Where tile h is once it is expanded. */
+INLINE uint8_t *folded_tile(const struct folded *w, int h)
+{
+    return w->ring + (size_t)((2 * w->at + h) % (2 * FOLDED_RING)) * TILE_BYTES;
+}
+
+/* Group g (literal) of a step, if there is one, and after the last step of the panel to come; a last tile of
+ * one group is filled up with zeros. */
 INLINE void folded_group(const struct folded *w, int step, const int g)
 {
-    const int group = FOLDED_GROUPS * step + g, then = step + FOLDED_FETCH;
+    const int ask = step + FOLDED_FETCH, over = step - w->n_step;
+    const int group = FOLDED_GROUPS * (over < 0 ? step : over) + g;
+    const uint8_t *from =
+        over < 0 ? w->panel + (size_t)step * NVFP4_BLOCK_BYTES : w->then + (size_t)over * NVFP4_BLOCK_BYTES;
     uint8_t *to = folded_tile(w, 2 * step) + (size_t)g * (TILE_BYTES / 2);
+    const int out = FOLDED_GROUPS * (step - w->ahead) + g;
+    if (out >= 0 && out < w->n_out)
+        fold_ask_out(w->out + (size_t)out * w->out_row);
+    if (over >= 0 && !w->then)
+        return;
     if (group < w->n_group) {
-        fold_ask((then < w->n_step ? w->panel : w->follow) + (size_t)then * NVFP4_BLOCK_BYTES, g);
-        fold_group(&w->fold, w->panel + (size_t)step * NVFP4_BLOCK_BYTES, g, to);
+        fold_ask((ask < w->n_step ? w->panel : w->follow) + (size_t)ask * NVFP4_BLOCK_BYTES, g);
+        fold_group(&w->fold, from, g, to);
     } else if (group == w->n_group && g % 2) {
         memset(to, 0, TILE_BYTES / 2);
     }
 }
 
-/* The first n steps. */
-INLINE void folded_first(const struct folded *w, const int n)
+/* The first n steps, unless they are there. */
+INLINE void folded_first(const struct folded *w, const struct folded_rings *r, int p, const int n)
 {
-    for (int step = 0; step < n; step++) {
+    for (int step = 0; step < n && !r->ready[p]; step++) {
         UNROLL
         for (int g = 0; g < FOLDED_GROUPS; g++)
             folded_group(w, step, g);
@@ -120,22 +158,25 @@ INLINE void folded_share(const struct folded *w, int step, const int t, const in
         }                                                              \
     } while (0)
 
-INLINE void folded_few(const struct gemm_block *b, const int P)
+INLINE void folded_few(const struct gemm_block *b, struct folded_rings *r, const int P)
 {
     const int n_tile = folded_tiles(b);
     const size_t line = TILE_LINE, x_line = b->x_tiled ? TILE_LINE : b->x_stride * sizeof(*b->x);
     const size_t x_step = b->x_tiled ? TILE_ROW * TILE_K : TILE_K;
-    const struct folded w[2] = {folded_open(b, 0), folded_open(b, P - 1)};
+    const struct folded w[2] = {folded_open(b, r, 0, 0, 0, false, FOLDED_AHEAD_FEW),
+                                folded_open(b, r, P - 1, 0, 0, false, FOLDED_AHEAD_FEW)};
     const uint16_t *x = b->x;
     walk_open(1, P);
     for (int p = 0; p < P; p++)
-        folded_first(&w[p], FOLDED_AHEAD_FEW);
+        folded_first(&w[p], r, p, FOLDED_AHEAD_FEW);
     for (int h = 0, step = 0; h < n_tile; h += 2, step++) {
         FOLDED_FEW_TURN(h, 0);
         if (h + 1 < n_tile)
             FOLDED_FEW_TURN(h + 1, 1);
     }
     walk_close(b->sum, 1, P);
+    for (int p = 0; p < P; p++)
+        folded_close(&w[p], r, p);
 }
 
 /* ---- more rows ----------------------------------------------------------------------------------- */
@@ -174,12 +215,13 @@ static inline void folded_configure(struct tile_config *c)
             FOLDED_ROW(3, h, z);                \
     } while (0)
 
-/* Panel p against H tiles of rows from number `first` on; 2 <= H <= 4. */
-INLINE void folded_pass(const struct gemm_block *b, int p, int first, const int H)
+/* Panel p against H tiles of rows from number `first` on; 2 <= H <= 4; again: more rows come. */
+INLINE void folded_pass(const struct gemm_block *b, struct folded_rings *r, int p, int first, bool again,
+                        const int H)
 {
     const int n_tile = folded_tiles(b);
     const size_t line = TILE_LINE;
-    const struct folded w = folded_open(b, p);
+    const struct folded w = folded_open(b, r, p, TILE_ROW * first, TILE_ROW * H, again, FOLDED_AHEAD_MANY);
     const uint16_t *x[4];
     float *sum[4];
     for (int i = 0; i < H; i++) {
@@ -193,7 +235,7 @@ INLINE void folded_pass(const struct gemm_block *b, int p, int first, const int 
         TILE_ZERO(2);
     if (H > 3)
         TILE_ZERO(3);
-    folded_first(&w, FOLDED_AHEAD_MANY);
+    folded_first(&w, r, p, FOLDED_AHEAD_MANY);
     for (int h = 0, step = 0; h < n_tile; h += 2, step++) {
         FOLDED_TURN(h, 0);
         if (h + 1 < n_tile)
@@ -205,41 +247,59 @@ INLINE void folded_pass(const struct gemm_block *b, int p, int first, const int 
         TILE_STORE(2, sum[2], line);
     if (H > 3)
         TILE_STORE(3, sum[3], line);
+    folded_close(&w, r, p);
 }
 
 /* All rows, in passes of nearly as many tiles each. */
-static inline void folded_panel(const struct gemm_block *b, int p)
+static inline void folded_panel(const struct gemm_block *b, struct folded_rings *r, int p)
 {
     const int n_tile = (b->n_row + TILE_ROW - 1) / TILE_ROW, n_pass = (n_tile + 3) / 4;
     for (int pass = 0, first = 0, n; pass < n_pass; pass++, first += n) {
         n = (n_tile - first + n_pass - pass - 1) / (n_pass - pass);
         if (n == 4)
-            folded_pass(b, p, first, 4);
+            folded_pass(b, r, p, first, pass + 1 < n_pass, 4);
         else if (n == 3)
-            folded_pass(b, p, first, 3);
+            folded_pass(b, r, p, first, pass + 1 < n_pass, 3);
         else
-            folded_pass(b, p, first, 2);
+            folded_pass(b, r, p, first, pass + 1 < n_pass, 2);
     }
 }
 
 #include "kernels/cpu/block_folded_pair_amx.h" /* in terms of the above */
 
+static inline void folded_rows(const struct gemm_block *b, struct folded_rings *r)
+{
+    if (b->n_row > TILE_ROW && b->n_panel == 2)
+        folded_pairs(b, r);
+    else if (b->n_row > TILE_ROW)
+        folded_panel(b, r, 0);
+    else if (b->n_panel == 2)
+        folded_few(b, r, 2);
+    else
+        folded_few(b, r, 1);
+}
+
+/* Panels after panels: the unit is configured once, and between the last products with some the first steps
+ * of the next are expanded. */
 static inline void block_folded(const struct gemm_block *b)
 {
+    struct gemm_block now = *b;
+    struct folded_rings rings = {0};
     struct tile_config config;
     if (b->n_row <= TILE_ROW)
         bf16_configure(&config, b->n_row);
     else
         folded_configure(&config);
     TILE_CONFIG(&config);
-    if (b->n_row > TILE_ROW && b->n_panel == 2)
-        folded_pairs(b);
-    else if (b->n_row > TILE_ROW)
-        folded_panel(b, 0);
-    else if (b->n_panel == 2)
-        folded_few(b, 2);
-    else
-        folded_few(b, 1);
+    for (int i = 0; now.n_more >= 0; i++, now.n_more--) {
+        folded_rows(&now, &rings);
+        if (b->done)
+            b->done(b->own, i);
+        now.panel[0] += b->next;
+        now.panel[1] += b->next;
+        if (b->out)
+            now.out += (size_t)b->n_out * b->out_panel;
+    }
     TILE_RELEASE();
 }
 

@@ -35,12 +35,14 @@
         FOLDED_PAIR_SHARE(4 * (z) + 3, 8);         \
     } while (0)
 
-/* Both panels against two tiles of rows from number `first` on. */
-INLINE void folded_pair(const struct gemm_block *b, int first)
+/* Both panels against two tiles of rows from number `first` on; again: more rows come. */
+INLINE void folded_pair(const struct gemm_block *b, struct folded_rings *r, int first, bool again)
 {
     const int n_tile = folded_tiles(b);
     const size_t line = TILE_LINE, other = (size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL;
-    const struct folded w[2] = {folded_open(b, 0), folded_open(b, 1)};
+    const struct folded w[2] = {
+        folded_open(b, r, 0, TILE_ROW * first, 2 * TILE_ROW, again, FOLDED_AHEAD_MANY),
+        folded_open(b, r, 1, TILE_ROW * first, 2 * TILE_ROW, again, FOLDED_AHEAD_MANY)};
     const uint16_t *x[2];
     float *sum[2];
     for (int i = 0; i < 2; i++) {
@@ -49,8 +51,8 @@ INLINE void folded_pair(const struct gemm_block *b, int first)
         sum[i] = b->sum + row * WEIGHT_PANEL;
     }
     walk_open(2, 2);
-    folded_first(&w[0], FOLDED_AHEAD_MANY);
-    folded_first(&w[1], FOLDED_AHEAD_MANY);
+    for (int p = 0; p < 2; p++)
+        folded_first(&w[p], r, p, FOLDED_AHEAD_MANY);
     for (int h = 0, step = 0; h < n_tile; h += 2, step++) {
         FOLDED_PAIR_TURN(h, 0);
         if (h + 1 < n_tile)
@@ -60,20 +62,22 @@ INLINE void folded_pair(const struct gemm_block *b, int first)
     TILE_STORE(1, sum[0] + other, line);
     TILE_STORE(2, sum[1], line);
     TILE_STORE(3, sum[1] + other, line);
+    for (int p = 0; p < 2; p++)
+        folded_close(&w[p], r, p);
 }
 
 /* All rows, two or three tiles a pass. */
-static inline void folded_pairs(const struct gemm_block *b)
+static inline void folded_pairs(const struct gemm_block *b, struct folded_rings *r)
 {
     const int n_tile = (b->n_row + TILE_ROW - 1) / TILE_ROW;
     const int n_pass = (n_tile + FOLDED_PAIR_MOST - 1) / FOLDED_PAIR_MOST;
     for (int pass = 0, first = 0, n; pass < n_pass; pass++, first += n) {
         n = (n_tile - first + n_pass - pass - 1) / (n_pass - pass);
         if (n == 3) {
-            folded_pass(b, 0, first, 3);
-            folded_pass(b, 1, first, 3);
+            folded_pass(b, r, 0, first, pass + 1 < n_pass, 3);
+            folded_pass(b, r, 1, first, pass + 1 < n_pass, 3);
         } else {
-            folded_pair(b, first);
+            folded_pair(b, r, first, pass + 1 < n_pass);
         }
     }
 }

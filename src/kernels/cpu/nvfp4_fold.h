@@ -58,6 +58,12 @@ INLINE void fold_ask(const uint8_t *ahead, const int g)
         _mm_prefetch((const char *)ahead + 512, _MM_HINT_T1);
 }
 
+/* A line that will be written. */
+INLINE void fold_ask_out(const uint8_t *line)
+{
+    __asm__ volatile("prefetchw %0" : : "m"(*line));
+}
+
 /* Group g (literal, 0 .. 3) of the block to operand B, 8 lines of 64 bytes: a line holds a pair of k of all
  * 16 rows of the panel, as bf16 that are 2^-108 of the weights, exactly; 64-byte aligned. */
 INLINE void fold_group(const struct fold *f, const uint8_t *block, const int g, uint8_t *line)

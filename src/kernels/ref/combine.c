@@ -34,5 +34,5 @@ void ROW_VARIANT(combine)(struct pool *pool, const struct combine_args *a)
 {
     int columns = a->m < FEW ? COLUMNS_FEW : COLUMNS;
     struct run r = {a, (a->n + columns - 1) / columns, columns};
-    pool_run(pool, a->m * r.pieces, run_piece, &r);
+    pool_run_kept(pool, a->m * r.pieces, run_piece, &r);
 }

@@ -19,6 +19,16 @@ static void finish_heads(const struct qkv_args *a, float *x, int n_head, const f
     }
 }
 
+void ROW_VARIANT(qkv_head)(const struct qkv_args *a, int tok, int kv_head)
+{
+    size_t d = (size_t)a->head_dim, kv_at = (size_t)tok * (size_t)a->n_kv_head + (size_t)kv_head;
+    int group = a->n_head / a->n_kv_head;
+    float *k = a->k + kv_at * d;
+    finish_heads(a, a->q + kv_at * (size_t)group * d, group, a->q_norm, a->pos[tok]);
+    finish_heads(a, k, 1, a->k_norm, a->pos[tok]);
+    kv_store(a->kv, a->slot[tok], kv_head, k, a->v + kv_at * d);
+}
+
 static void run_tokens(void *arg, int begin, int end, int worker)
 {
     (void)worker;

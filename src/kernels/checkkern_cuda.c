@@ -38,6 +38,7 @@ static const struct checkkern_cuda_row row_table[] = {
     {"cuda.joined", checkkern_cuda_joined},
     {"cuda.router", checkkern_cuda_router},
     {"cuda.chosen", checkkern_cuda_chosen},
+    {"cuda.normed", checkkern_cuda_normed},
     {"cuda.moe.plain", checkkern_cuda_moe_plain},
     {"cuda.swiglu", checkkern_cuda_swiglu},
     {"cuda.argmax", checkkern_cuda_argmax},

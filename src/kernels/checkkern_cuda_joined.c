@@ -33,7 +33,7 @@ static int some_position(uint64_t *seed, int most)
 
 static struct step make_step(struct gpu_case *c, uint64_t *seed, int round)
 {
-    static const int head_dim[] = {128, 64, 128, 32}, rows[] = {7, 31, 10, 20, 8, 1, 40, 12};
+    static const int head_dim[] = {128, 64, 128, 32}, rows[] = {7, 31, 10, 20, 22, 1, 40, 12};
     struct step s = {.type = round % 2 ? CUDA_KV_FP8 : CUDA_KV_BF16,
                      .d = head_dim[round / 2 % 4],
                      .n_row = rows[round % 8],

@@ -220,19 +220,30 @@ static bool has_norm(int round)
     return round % 3 < 2;
 }
 
-/* joined: of one row, as the launch of its experts takes it. */
-static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int round, bool joined)
+/* JOINED: of one row, as the launch of its experts takes it; NORMED: of some, as the launch of the norm
+ * before it takes it. */
+enum router_kind { ALONE, JOINED, NORMED };
+static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int round, enum router_kind kind)
 {
-    int most = joined ? 1 : round % 8 == 7 ? 300 : round % 4 == 3 ? 70 : 9;
-    struct router_case s = {.n_row = checkkern_int(seed, 1, most)};
+    const bool joined = kind != ALONE, normed = kind == NORMED;
+    int most = normed           ? (round % 8 == 7 ? 9 : 40)
+               : joined         ? 1
+               : round % 8 == 7 ? 300
+               : round % 4 == 3 ? 70
+                                : 9;
+    struct router_case s = {.n_row = checkkern_int(seed, normed ? 2 : 1, most)};
     const int group = joined ? 1 : 1 + round % 3 * 2;
     const bool is_long = joined && round % 8 == 7, few = joined && has_norm(round) && round % 2 == 0;
-    s.E =
-        group * checkkern_int(seed, 2, is_long || few ? 16 : (round % 6 == 4 && !joined ? 330 : 80) / group);
-    s.K = is_long          ? 64 * checkkern_int(seed, 33, 40)
-          : joined         ? 64 * checkkern_int(seed, 1, 4)
-          : round % 8 == 3 ? 32 * checkkern_int(seed, 13, 70)
-                           : 16 * checkkern_int(seed, 1, 12);
+    const int most_experts = is_long || few              ? 16
+                             : round % 6 == 4 && !joined ? 330
+                             : normed && round % 3       ? 128
+                                                         : 80;
+    s.E = group * checkkern_int(seed, 2, most_experts / group);
+    s.K = normed && round % 4 != 2 ? 128 * (is_long ? checkkern_int(seed, 17, 20) : checkkern_int(seed, 1, 5))
+          : is_long                ? 64 * checkkern_int(seed, 33, 40)
+          : joined                 ? 64 * checkkern_int(seed, 1, 4)
+          : round % 8 == 3         ? 32 * checkkern_int(seed, 13, 70)
+                                   : 16 * checkkern_int(seed, 1, 12);
     int top_k = checkkern_int(seed, 1, s.E < 8 ? s.E : 8), top_group = checkkern_int(seed, 1, group);
     while (top_k > top_group * (s.E / group))
         top_k--;
@@ -352,7 +363,7 @@ bool checkkern_cuda_router(const struct checkkern_gpu *g, struct checkkern_repor
     for (int i = 0; i < 2 * g->rounds && ok; i++) {
         struct gpu_case c;
         gpu_case_begin(&c, g, r);
-        struct router_case s = make_router(&c, &seed, i, false);
+        struct router_case s = make_router(&c, &seed, i, ALONE);
         ok = gpu_case_run(&c, &s.op, 1) && check_logits(&c, &s, gpu_case_result(&c, s.op.as.router.logits)) &&
              check_choice(&c, &s);
         gpu_case_end(&c);
@@ -383,31 +394,33 @@ static struct cuda_moe make_experts(struct gpu_case *c, uint64_t *seed, const st
         }
     }
     const float *scale = gpu_case_in(c, gpu_case_floats(c, seed, E, 0x1p-8f), E * sizeof(float));
-    return (struct cuda_moe){.gate_up = gpu_case_in(c, pairs, E * pair),
-                             .down = gpu_case_in(c, downs, E * one),
-                             .gate_scale = scale,
-                             .up_scale = scale,
-                             .down_scale = scale,
-                             .x = gpu_case_in(c, packed_x(c->g->arena, seed, s->K), H * 2),
-                             .id = a->expert,
-                             .weight = a->weight,
-                             .out = gpu_case_out(c, H * sizeof(float)),
-                             .n_used = a->top_k + a->n_shared,
-                             .n_expert = (int32_t)E,
-                             .hidden = s->K,
-                             .inner = CHOSEN_INNER,
-                             .n_shared = a->n_shared};
+    return (struct cuda_moe){
+        .gate_up = gpu_case_in(c, pairs, E * pair),
+        .down = gpu_case_in(c, downs, E * one),
+        .gate_scale = scale,
+        .up_scale = scale,
+        .down_scale = scale,
+        .x = gpu_case_in(c, packed_x(c->g->arena, seed, s->n_row * s->K), (size_t)s->n_row * H * 2),
+        .id = a->expert,
+        .weight = a->weight,
+        .out = gpu_case_out(c, (size_t)s->n_row * H * sizeof(float)),
+        .n_used = a->top_k + a->n_shared,
+        .n_expert = (int32_t)E,
+        .hidden = s->K,
+        .inner = CHOSEN_INNER,
+        .n_shared = a->n_shared};
 }
 
 /* The same experts with the same weights, by another kernel it may be: sums in another order, and what is
  * rounded to bf16 between them. */
-static bool check_experts(struct gpu_case *c, const struct cuda_moe *joined, const struct cuda_moe *apart)
+static bool check_experts(struct gpu_case *c, int n_row, const struct cuda_moe *joined,
+                          const struct cuda_moe *apart)
 {
     const float *a = gpu_case_result(c, joined->out), *b = gpu_case_result(c, apart->out);
     double size = 0;
-    for (int i = 0; i < joined->hidden; i++)
+    for (int i = 0; i < n_row * joined->hidden; i++)
         size = fmax(size, fabs((double)b[i]));
-    for (int i = 0; i < joined->hidden; i++) {
+    for (int i = 0; i < n_row * joined->hidden; i++) {
         bool ok = isnan(b[i]) ? isnan(a[i])
                               : checkkern_near(c->report, (double)a[i], (double)b[i],
                                                2.0 * BF16_ROUNDING * size + 1e-30);
@@ -421,13 +434,13 @@ static bool check_experts(struct gpu_case *c, const struct cuda_moe *joined, con
 /* A norm whose row the router and the experts take: what it adds up is the router's x, as it was. */
 static struct cuda_op make_norm(struct gpu_case *c, uint64_t *seed, int round, const struct router_case *s)
 {
-    const size_t n = (size_t)s->K;
-    struct cuda_op op = {.kind = CUDA_OP_ADD_NORM, .n_row = 1, .count = s->op.count};
+    const size_t n = (size_t)(s->n_row * s->K), K = (size_t)s->K;
+    struct cuda_op op = {.kind = CUDA_OP_ADD_NORM, .n_row = s->n_row, .count = s->op.count};
     struct cuda_add_norm *a = &op.as.add_norm;
     a->residual = gpu_case_in_out(c, s->x, n * 4);
     for (int i = 0; i < round / 2 % 3; i++)
         a->delta[i] = gpu_case_in(c, s->x, n * 4);
-    a->weight = gpu_case_in(c, gpu_case_floats(c, seed, n, s->size), n * 4);
+    a->weight = gpu_case_in(c, gpu_case_floats(c, seed, K, s->size), K * 4);
     a->y = gpu_case_out(c, n * 2);
     a->y_float = gpu_case_out(c, n * 4);
     a->n = s->K;
@@ -438,31 +451,31 @@ static struct cuda_op make_norm(struct gpu_case *c, uint64_t *seed, int round, c
 /* The same norm into memory of its own. */
 static struct cuda_op norm_apart(struct gpu_case *c, const struct router_case *s, struct cuda_op op)
 {
-    const size_t n = (size_t)s->K;
+    const size_t n = (size_t)(s->n_row * s->K);
     op.as.add_norm.residual = gpu_case_in_out(c, s->x, n * 4);
     op.as.add_norm.y = gpu_case_out(c, n * 2);
     op.as.add_norm.y_float = gpu_case_out(c, n * 4);
     return op;
 }
 
-static bool check_norm(struct gpu_case *c, const struct cuda_add_norm *joined,
+static bool check_norm(struct gpu_case *c, int n_row, const struct cuda_add_norm *joined,
                        const struct cuda_add_norm *apart)
 {
-    const size_t n = (size_t)joined->n;
+    const size_t n = (size_t)n_row * (size_t)joined->n;
     const void *a[] = {joined->residual, joined->y, joined->y_float},
                *b[] = {apart->residual, apart->y, apart->y_float};
     const size_t bytes[] = {n * 4, n * 2, n * 4};
     for (int i = 0; i < 3; i++)
         if (!checkkern_case(c->report,
                             memcmp(gpu_case_result(c, a[i]), gpu_case_result(c, b[i]), bytes[i]) == 0,
-                            "norm of %zu, output %d: other bits than apart from the router", n, i))
+                            "norm of %zu, output %d: other bits than apart", n, i))
             return false;
     return true;
 }
 
 static bool chosen_case(struct gpu_case *c, uint64_t *seed, int round)
 {
-    struct router_case s = make_router(c, seed, round, true);
+    struct router_case s = make_router(c, seed, round, JOINED);
     struct cuda_moe m = make_experts(c, seed, &s), apart = m;
     if (!m.gate_scale)
         return false;
@@ -482,11 +495,11 @@ static bool chosen_case(struct gpu_case *c, uint64_t *seed, int round)
     op[n + 2] = (struct cuda_op){.kind = CUDA_OP_MOE, .n_row = 1, .count = s.op.count, .as.moe = apart};
     bool ok = gpu_case_run(c, op, n + 3);
     if (ok && n > 0) {
-        ok = check_norm(c, &op[1].as.add_norm, &op[0].as.add_norm);
+        ok = check_norm(c, 1, &op[1].as.add_norm, &op[0].as.add_norm);
         s.x = gpu_case_result(c, s.op.as.router.x);
     }
     return ok && check_logits(c, &s, gpu_case_result(c, s.op.as.router.logits)) && check_choice(c, &s) &&
-           check_experts(c, &m, &apart);
+           check_experts(c, 1, &m, &apart);
 }
 
 /* One row: the choice against the CPU's, what its experts give beside a launch of their own, and the norm
@@ -499,6 +512,53 @@ bool checkkern_cuda_chosen(const struct checkkern_gpu *g, struct checkkern_repor
         struct gpu_case c;
         gpu_case_begin(&c, g, r);
         ok = chosen_case(&c, &seed, i);
+        gpu_case_end(&c);
+    }
+    return ok;
+}
+
+/* ---- a norm in the launch of the router behind it ---------------------------------------------------- */
+
+/* As in a model: behind a product, whose results nobody looks at here, and before the experts. */
+static bool normed_case(struct gpu_case *c, uint64_t *seed, int round)
+{
+    struct router_case s = make_router(c, seed, round, NORMED);
+    struct cuda_moe m = make_experts(c, seed, &s), apart = m;
+    if (!m.gate_scale)
+        return false;
+    const int n = s.n_row;
+    const struct cuda_linear product = {
+        .part[0] = {.w = s.m.w, .out = gpu_case_out(c, (size_t)(n * s.E) * 4), .n_out = s.E},
+        .n_part = 1,
+        .K = s.K,
+        .x_float = s.op.as.router.x};
+    struct cuda_op norm = make_norm(c, seed, round, &s);
+    s.op.as.router.x = norm.as.add_norm.y_float;
+    m.x = apart.x = norm.as.add_norm.y;
+    apart.out = gpu_case_out(c, (size_t)(n * s.K) * sizeof(float));
+    const struct cuda_op op[] = {norm_apart(c, &s, norm),
+                                 {.kind = CUDA_OP_LINEAR, .n_row = n, .as.linear = product},
+                                 norm,
+                                 s.op,
+                                 {.kind = CUDA_OP_MOE, .n_row = n, .count = s.op.count, .as.moe = m},
+                                 {.kind = CUDA_OP_MOE, .n_row = n, .count = s.op.count, .as.moe = apart}};
+    if (!gpu_case_run(c, op, 6) || !check_norm(c, s.real, &norm.as.add_norm, &op[0].as.add_norm))
+        return false;
+    s.x = gpu_case_result(c, s.op.as.router.x);
+    return check_logits(c, &s, gpu_case_result(c, s.op.as.router.logits)) && check_choice(c, &s) &&
+           check_experts(c, n, &m, &apart);
+}
+
+/* Some rows: the norm with the bits of norms alone, the choice against the CPU's, and what the experts behind
+ * give beside a launch that no router is in front of. */
+bool checkkern_cuda_normed(const struct checkkern_gpu *g, struct checkkern_report *r)
+{
+    uint64_t seed = g->seed;
+    bool ok = true;
+    for (int i = 0; i < 4 * g->rounds && ok; i++) {
+        struct gpu_case c;
+        gpu_case_begin(&c, g, r);
+        ok = normed_case(&c, &seed, i);
         gpu_case_end(&c);
     }
     return ok;

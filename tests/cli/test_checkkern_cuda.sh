@@ -9,14 +9,14 @@ export NYBBLE_CUDA_PLUGIN=$plugin
 export NYBBLE_SIMT_CAPABILITY=10 NYBBLE_CUBLASLT=$(dirname "$NYBBLE")/libnybble_fake_cublaslt.so
 out=$("$NYBBLE" checkkern --device cuda --rounds "${NYBBLE_GPU_ROUNDS:-3}") || { echo "$out"; exit 1; }
 echo "$out"
-for kernel in linear.nvfp4 linear.rows linear.parts moe.nvfp4 prefill.nvfp4 pack embed norm dense qkv attention router chosen moe.plain swiglu argmax tiles quantize linear.w4a4 moe.w4a4 \
+for kernel in linear.nvfp4 linear.rows linear.parts moe.nvfp4 prefill.nvfp4 pack embed norm dense qkv attention router chosen normed moe.plain swiglu argmax tiles quantize linear.w4a4 moe.w4a4 \
     allreduce sent gather lanes lost_peer; do
     grep -q "^cuda.$kernel .* ok " <<<"$out" || { echo "no line for $kernel"; exit 1; }
 done
 # The kernels for few rows, whose sums depend on the launch and for which plain ones stand in otherwise; and on more
 # SMs, where products are shared out over clusters and an MLP of 40 rows is by wgmma at once.
 for sms in 4 16; do
-    for kernel in cuda.moe.nvfp4 cuda.linear.rows; do
+    for kernel in cuda.moe.nvfp4 cuda.normed cuda.linear.rows; do
         out=$(NYBBLE_SIMT_SMS=$sms NYBBLE_SIMT_FEW=gpu "$NYBBLE" checkkern --device cuda --filter $kernel --rounds 1)
         grep -q "^$kernel .* ok " <<<"$out" || { echo "$sms SMs: $out"; exit 1; }
     done

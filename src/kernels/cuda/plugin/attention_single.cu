@@ -6,9 +6,9 @@
  *
  * A sequence that is not cut is a cluster's, as large as there are SMs for: each block puts its warps'
  * results together, and a share of the row's numbers is each block's to add up. What precedes attention may
- * be in the launch, too (attention_fresh.cuh): then keys are asked for before the product of q, k and v has
- * ended. All of them but the row's own are those of earlier steps, and no kernel of a step begins before the
- * copies of its input, which wait for all of the step before.
+ * be in the launch, too (attention_fresh.cuh): then keys are asked for, into the L2, before the product of q,
+ * k and v has ended. All of them but the row's own are those of earlier steps, and no kernel of a step begins
+ * before the copies of its input, which wait for all of the step before.
  */
 #include <algorithm>
 
@@ -17,14 +17,15 @@
 #include "kernels/cuda/plugin/cluster.cuh"
 
 #define CLUSTER_MAX 8
-#define WARPS_FEW   8 /* of a block: where blocks are so few that each has an SM; */
-#define WARPS_MANY  4 /* else */
+#define WARPS_FEW   8  /* of a block: where blocks are so few that each has an SM; */
+#define WARPS_ALONE 12 /* where each has one, and all of a row, and not too many registers; */
+#define WARPS_MANY  4  /* else */
 
 struct single_params {
     struct cuda_attention a;
     struct attention_parts parts;
     int n_part, long_from, cluster;
-    int ahead;                     /* spans of a warp to which it asks the L2 at once */
+    int ahead;                     /* spans of a warp for which it asks the L2 at once */
     bool takes_whole, takes_parts; /* rows of which kind */
     bool joined;
     struct cuda_qkv qkv; /* if joined */
@@ -182,19 +183,24 @@ static __global__ void __launch_bounds__(32 * WARPS, (NT == 1 ? 12 : 8) / WARPS)
     const size_t at = ((size_t)row * a.n_head + head) * HD;
     const float scale = a.scale * LOG2_E * (TYPE == CUDA_KV_FP8 ? a.kv.scale[0] : 1.0f);
     heads<HD, NT> h;
-    walk.own.template fetch<HD>(a.kv, kv_head, p.joined ? 1 : 0, p.ahead, lane);
+    walk.own.template fetch<HD>(a.kv, kv_head, 0, p.ahead, lane);
     if (!p.joined) {
         gpu_wait_few(a.n_single);
         ask_for_heads<HD, TYPE, NT>(h, a.q + at, n_head, lane);
+        walk.begin(a.kv, lane);
     }
-    walk.begin(a.kv, lane);
     if (p.joined) {
         const tables table = part.put(p.qkv, HD, room.fresh.table);
         __syncthreads();
         gpu_wait_few(a.n_single);
         if (mine) {
             take_fresh<HD, NT, WARPS>(room.fresh, p.qkv, f, warp, lane);
+            /* not before: what is loaded behind keys waits for them */
+            if (walk.own.any(0))
+                walk.load_keys(a.kv, 0, lane);
             finish_fresh<HD, TYPE, NT, WARPS>(room.fresh, p.qkv, table, f, slot, warp, lane);
+            if (walk.own.any(0))
+                walk.load_values(a.kv, 0, lane);
         }
         __syncthreads();
         if (mine)
@@ -262,13 +268,15 @@ static const char *start_tiles(single_params p, int groups, const struct op_plac
 {
     const int pairs = attention_rows(&p.a) * p.a.kv.n_kv_head * groups;
     const int few = HD == 128 ? WARPS_FEW : WARPS_MANY, warps = pairs <= 128 ? few : WARPS_MANY;
+    const int alone = HD == 128 && NT == 1 ? WARPS_ALONE : few;
     const char *why = nullptr;
     p.cluster = cluster_of(pairs, warps);
-    p.ahead = p.joined ? 2 : pairs <= 32 ? 4 : 0;
+    p.ahead = p.joined ? 1 : pairs <= 32 ? 4 : 0;
     p.takes_whole = true;
     p.takes_parts = p.n_part > 0 && p.cluster == 1 && warps == WARPS_MANY;
-    why = warps == few ? start<HD, TYPE, NT, few>(p, groups, at)
-                       : start<HD, TYPE, NT, WARPS_MANY>(p, groups, at);
+    why = warps != few    ? start<HD, TYPE, NT, WARPS_MANY>(p, groups, at)
+          : p.cluster > 1 ? start<HD, TYPE, NT, few>(p, groups, at)
+                          : start<HD, TYPE, NT, alone>(p, groups, at);
     if (why || p.n_part == 0 || p.takes_parts)
         return why;
     p.cluster = 1;

@@ -207,11 +207,13 @@ static int choose_rows(int n_row, int K, const struct gpu_limits *limits)
     return nt;
 }
 
-/* Rows that do not fit at once read the weights again: from 17 on another kernel is the faster. */
+/* From 17 rows on another kernel is the faster where they do not fit at once, which reads the weights again,
+ * and where there are enough rows of W for all SMs to have one of its tiles. */
+#define TILE_ROWS 256
 bool dense_stream_takes(const struct dense *d, const struct gpu_limits *limits)
 {
     const int nt = choose_rows(d->n_row, d->K, limits);
-    if (8 * nt < d->n_row && prefill_bf16_takes(d, limits))
+    if ((8 * nt < d->n_row || d->part[0].n_out >= TILE_ROWS * limits->n_sm) && prefill_bf16_takes(d, limits))
         return false;
     return d->x && (d->part[0].w.type == CUDA_BF16 || d->part[0].w.type == CUDA_FP8) && d->K % BLOCK == 0 &&
            d->K >= BLOCK && (d->n_row <= CUDA_ROWS_MAX || d->part[0].w.type == CUDA_FP8) && nt > 0;

@@ -63,6 +63,7 @@ struct moe_scratch {
     uint16_t *h; /* bf16 [slot][inner] */
     float *y;    /* [slot][hidden]     */
     uint32_t *barrier;
+    bool early; /* h and y are nobody's while the launch in front is at work */
 };
 
 /* Start on the stream. NULL, or why not. */

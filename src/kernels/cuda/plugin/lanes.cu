@@ -233,7 +233,7 @@ static bool start_all(struct cuda_gpu *g, const struct cuda_op *op, int n_op, co
         if (op[i].lane == CUDA_LANE_MAIN && op[i].back > 0)
             met = std::max(met, i - op[i].back);
         both = l.side_has_kernels && met < l.last_side;
-        const int joined = l.last_side < 0 && !time ? gpu_start_joined(g, op + i, n_op - i) : 0;
+        const int joined = l.last_side < 0 && !time ? gpu_start_joined(g, op, i, n_op) : 0;
         if (joined) {
             ok = joined > 0;
             i += joined - 1;

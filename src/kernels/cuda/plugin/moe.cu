@@ -8,8 +8,9 @@
  * Blocks hand h and y to each other without fence or counter: words are stored complemented (no number with
  * all bits set is ever made), so that a zero is "not there yet", and who needs a word spins on it. So a block
  * begins with down as soon as the few blocks that have its experts' h are done, and adds what it has to add
- * as it comes. The words are cleared at the beginning of the same launch; before a block writes or reads one
- * it has seen that all blocks have cleared theirs, which is long past by then. */
+ * as it comes. The words are cleared at the beginning of the same launch, before it waits for the one in
+ * front where that may be; before a block writes or reads one it has seen that all blocks have cleared
+ * theirs, which is long past by then. */
 #include <algorithm>
 
 #include "kernels/cuda/plugin/operators.h"
@@ -175,6 +176,13 @@ static __device__ __forceinline__ void clear_words(void *words, int n, int grid)
         ((uint4 *)words)[i] = make_uint4(0, 0, 0, 0);
 }
 
+static __device__ __forceinline__ void clear(const moe_params &a, int n_slot)
+{
+    clear_words(a.scratch.h, n_slot * (a.w.inner / 2), (int)gridDim.x);
+    if (!a.w.each)
+        clear_words(a.scratch.y, n_slot * a.w.hidden, (int)gridDim.x);
+}
+
 /* v: what lay at p a moment ago. */
 static __device__ __forceinline__ uint4 take_words(uint4 v, const uint4 *p)
 {
@@ -279,11 +287,16 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
     for (int i = threadIdx.x; i < a.w.n_expert * MASK_STRIDE / 4; i += N_THREAD)
         ((uint4 *)mask)[i] = make_uint4(0, 0, 0, 0);
     ask_ahead(a, warp, lane);
+    if (a.scratch.early) {
+        clear(a, n_slot);
+        __syncthreads();
+        if (threadIdx.x == N_THREAD - 1)
+            cleared(a.scratch.barrier, &met);
+    }
     gpu_wait_before();
     const int id = (int)threadIdx.x < n_slot ? a.w.id[threadIdx.x] : -1;
-    clear_words(h, n_slot * (I / 2), (int)gridDim.x);
-    if (!a.w.each)
-        clear_words(y, n_slot * H, (int)gridDim.x);
+    if (!a.scratch.early)
+        clear(a, n_slot);
     __syncthreads();
     /* Where a block may have passes of experts that all rows take and of others, it has all rows if they fit:
      * else they would be two rounds. */
@@ -292,7 +305,8 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
         if (all_rows)
             ask_for_x(xs, a.w);
     });
-    if (threadIdx.x == N_THREAD - 1) /* now: behind weights it would wait for all of them */
+    if (!a.scratch.early &&
+        threadIdx.x == N_THREAD - 1) /* now: behind weights it would wait for all of them */
         cleared(a.scratch.barrier, &met);
     const int n_pass = routing.n_pass;
     if (threadIdx.x < N_PHASE) {

@@ -193,6 +193,8 @@ const char *router_start(const struct cuda_op *op, const struct op_place *at)
         return "router: groups of different sizes, or more chosen than there are";
     if (a->n_shared < 0 || a->n_shared > CUDA_EXPERTS_MAX - a->n_expert)
         return "router: 512 experts at most, with those that every row takes";
+    if (router_rows_takes(op))
+        return router_rows_start(op, at);
     if (router_cluster_takes(op, at->limits))
         return router_cluster_start(op, at);
     if (op->n_row > FEW && a->w.type == CUDA_BF16 && a->K % ROUTER_STEP == 0 &&

@@ -83,3 +83,7 @@ static __device__ __forceinline__ void multiply_step(const step_rows &r, const s
 /* router_cluster.cu: 2 to 256 rows. */
 bool router_cluster_takes(const struct cuda_op *op, const struct gpu_limits *limits);
 const char *router_cluster_start(const struct cuda_op *op, const struct op_place *at);
+
+/* router_rows.cu: 2 to 64 rows. */
+bool router_rows_takes(const struct cuda_op *op);
+const char *router_rows_start(const struct cuda_op *op, const struct op_place *at);

@@ -49,9 +49,9 @@ bool gpu_reserve(struct cuda_gpu *g, size_t bytes);
 bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu_limits *limits,
                   cudaStream_t stream);
 bool gpu_start_one(struct cuda_gpu *g, const struct cuda_op *op);
-/* The first operators of the array as one kernel on the main stream, where there is such a kernel: how many,
- * 0 if there is none, -1 if it failed. */
-int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *op, int n_op);
+/* The operators of the array from the i-th on as one kernel on the main stream, where there is such a kernel:
+ * how many, 0 if there is none, -1 if it failed. Those before it are on that stream. */
+int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *op, int i, int n_op);
 bool gpu_run(struct cuda_gpu *g, const struct cuda_op *op, int n_op);
 bool gpu_record(struct cuda_gpu *g, const struct cuda_op *op, int n_op, cudaGraphExec_t *out);
 struct cuda_graph *gpu_graph_make(struct cuda_gpu *g, const struct cuda_op *op, int n_op);

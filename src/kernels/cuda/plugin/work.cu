@@ -72,7 +72,7 @@ static bool is_prefill(const struct packed_moe *w, const struct gpu_limits *limi
     return cuda_moe_is_for_many(w->n_row, w->n_used);
 }
 
-/* Of the kernel for few rows, at the beginning of the scratch. */
+/* Of the kernel for few rows; bytes, a multiple of 256. */
 static size_t place_moe(const struct packed_moe *w, void *base, struct moe_scratch *s)
 {
     const size_t n_slot = (size_t)w->n_row * (size_t)w->n_used;
@@ -80,6 +80,22 @@ static size_t place_moe(const struct packed_moe *w, void *base, struct moe_scrat
     s->h = (uint16_t *)base;
     s->y = (float *)((uint8_t *)base + h);
     return h + gpu_align(n_slot * (size_t)w->hidden * sizeof(float));
+}
+
+/* Whether it is that kernel's, or a dense MLP's. */
+static bool is_few(const struct cuda_op *op, const struct gpu_limits *limits)
+{
+    if (op->kind != CUDA_OP_MOE)
+        return false;
+    const struct packed_moe w = moe_of(op);
+    return !is_prefill(&w, limits);
+}
+
+/* Its part of the scratch, at the end, which no other kernel uses. */
+static void place_few(const struct packed_moe *w, const struct op_place *at, struct moe_scratch *s)
+{
+    const size_t bytes = place_moe(w, NULL, s);
+    place_moe(w, at->scratch + (std::max(at->scratch_bytes, bytes) - bytes) / 256 * 256, s);
 }
 
 static bool scratch_of(struct cuda_gpu *g, const struct cuda_op *op, size_t *bytes)
@@ -127,21 +143,27 @@ bool gpu_reserve(struct cuda_gpu *g, size_t bytes)
     return true;
 }
 
-static const char *moe_start_either(const struct cuda_op *op, const struct op_place *at)
+/* early: memory for what goes from block to block is nobody's while the launch in front is at work. */
+static const char *few_start(const struct cuda_op *op, bool early, const struct op_place *at)
 {
     const struct packed_moe w = moe_of(op);
-    if (is_prefill(&w, at->limits))
-        return prefill_start(&w, at->scratch, at->limits, at->stream);
     if (!w.each && moe_single_takes(&w, at->limits))
         return moe_single_start(&w, at);
-    struct moe_scratch s = {NULL, NULL, at->barrier + OP_MEET};
-    place_moe(&w, at->scratch, &s);
+    struct moe_scratch s = {NULL, NULL, at->barrier + OP_MEET, early};
+    place_few(&w, at, &s);
     const int mlp = mlp_rows(&w, at->limits);
     if (mlp > 0)
         return mlp_start(&w, mlp, s.h, at);
     if (w.each)
         s.y = (float *)w.each;
     return moe_start(&w, &s, at);
+}
+
+static const char *moe_start_either(const struct cuda_op *op, const struct op_place *at)
+{
+    const struct packed_moe w = moe_of(op);
+    return is_prefill(&w, at->limits) ? prefill_start(&w, at->scratch, at->limits, at->stream)
+                                      : few_start(op, false, at);
 }
 
 /* In the order of enum cuda_op_kind. */
@@ -174,7 +196,7 @@ static bool check_op(struct cuda_gpu *g, const struct cuda_op *op)
         return true;
     /* memory that nobody looks at: a place for the scratch's parts to be counted from */
     uint8_t *scratch = (uint8_t *)g->barrier;
-    const struct op_place at = {&g->limits, scratch, g->barrier, g->stream, g->peers, g->lt, false};
+    const struct op_place at = {&g->limits, scratch, 0, g->barrier, g->stream, g->peers, g->lt, false};
     gpu_only_check = true;
     const char *why = op_table[op->kind](op, &at);
     gpu_only_check = false;
@@ -183,6 +205,7 @@ static bool check_op(struct cuda_gpu *g, const struct cuda_op *op)
 
 bool gpu_scratch(struct cuda_gpu *g, const struct cuda_op *op, int n_op, size_t *bytes)
 {
+    size_t few = 0, other = 0; /* side by side: see place_few */
     *bytes = 0;
     if (!gpu_enter(g))
         return false;
@@ -190,8 +213,10 @@ bool gpu_scratch(struct cuda_gpu *g, const struct cuda_op *op, int n_op, size_t 
         size_t one;
         if (!scratch_of(g, &op[i], &one) || !check_op(g, &op[i]))
             return false;
-        *bytes = std::max(*bytes, one);
+        size_t *most = is_few(&op[i], &g->limits) ? &few : &other;
+        *most = std::max(*most, one);
     }
+    *bytes = gpu_align(other) + gpu_align(few);
     return true;
 }
 
@@ -212,19 +237,39 @@ bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu
     if (bytes > g->scratch_bytes)
         return gpu_fail(g, "run", "more scratch memory than was reserved");
     const bool alone = is_alone(g) && limits->n_sm == g->limits.n_sm; /* else the side has the other SMs */
-    const struct op_place at = {limits, (uint8_t *)g->scratch, g->barrier, stream, g->peers, g->lt, alone};
+    const struct op_place at = {
+        limits, (uint8_t *)g->scratch, g->scratch_bytes, g->barrier, stream, g->peers, g->lt, alone};
     const char *why = op_table[op->kind](op, &at);
     return !why || gpu_fail(g, "launch", why);
 }
 
-int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *op, int n_op)
+/* Experts of few rows behind their router, which may clear their words early: when they begin, the router has
+ * begun, and so the product before its norm may still be at work, but nothing before that: no other experts,
+ * whose words would be the same memory. */
+static int start_chosen(struct cuda_gpu *g, const struct cuda_op *op, int i, const struct op_place *at)
 {
-    const struct op_place at = {&g->limits, (uint8_t *)g->scratch, g->barrier, g->stream, g->peers, g->lt,
-                                is_alone(g)};
+    size_t bytes;
+    if (i < 3 || op[i - 1].kind != CUDA_OP_ROUTER || op[i - 2].kind != CUDA_OP_ADD_NORM ||
+        op[i - 3].kind != CUDA_OP_LINEAR || !is_few(&op[i], at->limits) || !scratch_of(g, &op[i], &bytes) ||
+        bytes > g->scratch_bytes)
+        return 0;
+    const char *why = few_start(&op[i], true, at);
+    return !why || gpu_fail(g, "launch", why) ? 1 : -1;
+}
+
+int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *all, int i, int all_op)
+{
+    const struct op_place at = {
+        &g->limits, (uint8_t *)g->scratch, g->scratch_bytes, g->barrier, g->stream, g->peers, g->lt,
+        is_alone(g)};
+    const struct cuda_op *op = all + i;
+    const int n_op = all_op - i;
     if (attention_joined_takes(op, n_op) && attention_scratch(&op[1]) <= g->scratch_bytes) {
         const char *why = attention_joined_start(op, &at);
         return !why || gpu_fail(g, "launch", why) ? 2 : -1;
     }
+    if (op[0].kind == CUDA_OP_MOE)
+        return start_chosen(g, all, i, &at);
     const int last = op[0].kind == CUDA_OP_ROUTER ? 1 : 2;
     if (n_op <= last || op[last].kind != CUDA_OP_MOE)
         return 0;

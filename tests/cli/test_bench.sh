@@ -57,13 +57,13 @@ assert sum(e["name"] == "step" for e in events) == 2 * 5 * 3, len(events)
 assert sum(e["name"] == "experts" for e in events) == 2 * 5 * 3 * 6
 print("%d points, %d events" % (len(names), len(events)))
 PY
-# Longer runs, which a disturbance of a moment does not bend: nothing is much faster than its limits, of which reading is that of
-# these weights, from caches where they fit.
+# Longer runs, which a disturbance of a moment does not bend. Prompts are bound by arithmetic; these weights fit into a last
+# cache, which is faster than memory.
 expect_status 0 "$NYBBLE" bench model --prompt 512 --gen 64 --threads 1 --repeat 5 --json
 python3 - "$WORK/out" <<'PY'
 import json, sys
 for r in json.load(open(sys.argv[1]))["results"]:
-    assert 0 < r["median_of_limits_beside"] < 1.3, r
+    assert 0 < r["median_of_limits_beside"] < (1.3 if r["kind"] == "prefill" else 8), r
 PY
 # The README's table has both shares of both, and what a file says of others.
 cp "$WORK/out" "$WORK/speed.json"

@@ -2,7 +2,6 @@
 
 #define LONG_ROW     32768 /* logits of one row whose passes are worth sharing out */
 #define MANY_THREADS 4     /* that may share several rows                          */
-#define ROWS_EACH    4     /* of so many a thread each had better keep its own      */
 
 static float *logits_row(struct step *s, int out)
 {
@@ -85,14 +84,14 @@ static void sample_item(void *arg, int at, int worker)
     sample_row(arg, at, worker, NULL);
 }
 
-/* Rows of which nothing but a draw is wanted are drawn by all threads together, where they are long and there
- * are few of them for each thread. The others stay to be done. */
+/* Rows of which nothing but a draw is wanted are drawn by all threads together, where they are long and fewer
+ * than threads. The others stay to be done. */
 static void draw_together(struct step *s)
 {
     struct pool *pool = s->runner.pool;
     int n = 0, left = 0;
     if (!pool || pool_size(pool) < MANY_THREADS || s->runner.vocab < LONG_ROW || s->n_todo < 2 ||
-        s->n_todo >= ROWS_EACH * pool_size(pool))
+        s->n_todo >= pool_size(pool))
         return;
     for (int i = 0; i < s->n_todo; i++) {
         int out = s->todo[i];

@@ -75,7 +75,7 @@ lines = open(sys.argv[2]).read().splitlines()
 assert (lines[0], lines[-1]) == ("before", "after") and "old" not in lines, lines
 row, = (l.split(" | ") for l in lines if l.startswith("| tales"))
 for at, r in zip((3, 5), json.load(open(sys.argv[1]))["results"]):
-    assert row[at] == "%.4g (%.0f, %.0f)" % (
+    assert row[at] == "%.0f (%.0f, %.0f)" % (
         r["tokens_per_second"], 100 * r["median_of_limits_beside"], 100 * r["of_roofline"]), row
 assert any(l.startswith("| llama.cpp") for l in lines), lines
 PY

@@ -51,9 +51,13 @@ def limits(results):
     return (of("decode", "read_gbs", lambda r: r["roofline"]["read_gbs"]), of("prefill", "peak_gflops", peak))
 
 
+def rate(v):
+    return "%.0f" % v if v >= 100 else "%.1f" % v
+
+
 def cell(r):
-    return "-" if not r else "%.4g (%.0f, %.0f)" % (
-        r["tokens_per_second"], 100 * r["median_of_limits_beside"], 100 * r["of_roofline"])
+    return "-" if not r else "%s (%.0f, %.0f)" % (
+        rate(r["tokens_per_second"]), 100 * r["median_of_limits_beside"], 100 * r["of_roofline"])
 
 
 def markdown(runs, others):

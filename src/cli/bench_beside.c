@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "model/weights.h"
 
 /* For how long each limit is measured, beside the run: the one that binds the run for a tenth of it, the
  * other for as much less as it binds less. Short runs have more, or a moment would say nothing; the shortest
@@ -68,9 +67,8 @@ static double at_peaks(const struct bench_work *w, const struct bench_moment *m)
 
 bool bench_beside_open(struct bench_beside *b, struct model *m, int n_run)
 {
-    const struct pages *slab = &model_weights(m)->slots.slab;
     *b = (struct bench_beside){.pool = model_pool(m), .level = cpu_level()};
-    if (!checkkern_stream_open(&b->stream, slab->data, slab->bytes, pool_size(b->pool)))
+    if (!checkkern_stream_take(&b->stream, b->pool))
         return false;
     b->moment = mem_alloc((size_t)n_run + 1, sizeof(*b->moment));
     return true;

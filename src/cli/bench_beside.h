@@ -1,6 +1,8 @@
 /* What the machine does beside the runs of bench model: before the first, between them and after the last it
- * reads the model's own weights and computes from registers for some time, with the same threads.
- * docs/BENCH.md tells what these averages mean, and what the best of moments (bench_work.h) does. */
+ * reads memory and computes from registers for some time, with the same threads. Not the weights: on a
+ * virtual machine whose host moves memory about they were read at a tenth of the rate now and then, by a
+ * plain loop alone. docs/BENCH.md tells what these averages mean, and what the best of moments (bench_work.h)
+ * does. */
 #ifndef NYB_CLI_BENCH_BESIDE_H
 #define NYB_CLI_BENCH_BESIDE_H
 
@@ -14,7 +16,7 @@ struct bench_moment {
 struct bench_beside {
     struct pool *pool;
     enum cpu_level level;
-    struct checkkern_stream stream; /* the weights */
+    struct checkkern_stream stream; /* memory of its own */
     struct bench_moment *moment;    /* (n_run + 1) */
     int n_moment;
 };

@@ -1,6 +1,7 @@
 #include "kernels/checkkern_peak.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "base/clock.h"
 
@@ -110,6 +111,9 @@ void checkkern_stream_close(struct checkkern_stream *s)
 {
     free(s->sink);
     s->sink = NULL;
+    if (s->own)
+        munmap(s->own, s->own_bytes);
+    s->own = NULL;
 }
 
 static void read_piece(void *arg, int item, int worker)

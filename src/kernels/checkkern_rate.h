@@ -16,10 +16,14 @@ struct checkkern_stream {
     size_t piece; /* bytes */
     int n_piece, next;
     uint64_t *sink; /* by worker */
+    void *own;      /* memory that it has taken itself */
+    size_t own_bytes;
 };
 
 /* Nothing of the data is written. False: no memory, or too little to read. */
 bool checkkern_stream_open(struct checkkern_stream *s, const void *data, size_t bytes, int n_thread);
+/* The same over memory of its own, more than last caches hold: 256 MB at least. */
+bool checkkern_stream_take(struct checkkern_stream *s, struct pool *pool);
 void checkkern_stream_close(struct checkkern_stream *s);
 
 /* Bytes or operations, and the time that they took. */

@@ -52,21 +52,30 @@ static double best_of_passes(struct pool *pool, struct checkkern_stream *s, bool
     return best;
 }
 
-double checkkern_read_bandwidth(struct pool *pool)
+bool checkkern_stream_take(struct checkkern_stream *s, struct pool *pool)
 {
     size_t bytes = stream_bytes(pool);
-    struct checkkern_stream s;
-    double best = 0.0;
+    *s = (struct checkkern_stream){0};
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
-        return 0.0;
+        return false;
     madvise(data, bytes, MADV_HUGEPAGE); /* best effort, as for weights */
     pool_run(pool, (int)(bytes / STREAM_UNIT), touch_unit, data);
-    if (checkkern_stream_open(&s, data, bytes, pool_size(pool))) {
-        best = best_of_passes(pool, &s, bytes > STREAM_BYTES);
-        checkkern_stream_close(&s);
-    }
-    munmap(data, bytes);
+    bool opened = checkkern_stream_open(s, data, bytes, pool_size(pool));
+    s->own = data;
+    s->own_bytes = bytes;
+    if (!opened)
+        checkkern_stream_close(s);
+    return opened;
+}
+
+double checkkern_read_bandwidth(struct pool *pool)
+{
+    struct checkkern_stream s;
+    if (!checkkern_stream_take(&s, pool))
+        return 0.0;
+    double best = best_of_passes(pool, &s, s.own_bytes > STREAM_BYTES);
+    checkkern_stream_close(&s);
     return best;
 }
 

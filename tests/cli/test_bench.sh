@@ -57,13 +57,13 @@ assert sum(e["name"] == "step" for e in events) == 2 * 5 * 3, len(events)
 assert sum(e["name"] == "experts" for e in events) == 2 * 5 * 3 * 6
 print("%d points, %d events" % (len(names), len(events)))
 PY
-# Longer runs, which a disturbance of a moment does not bend: nothing is much faster than its limits, of which reading is that of
-# these weights, from caches where they fit.
+# Longer runs, which a disturbance of a moment does not bend. Prompts are bound by arithmetic; these weights fit into a last
+# cache, which is faster than memory.
 expect_status 0 "$NYBBLE" bench model --prompt 512 --gen 64 --threads 1 --repeat 5 --json
 python3 - "$WORK/out" <<'PY'
 import json, sys
 for r in json.load(open(sys.argv[1]))["results"]:
-    assert 0 < r["median_of_limits_beside"] < 1.3, r
+    assert 0 < r["median_of_limits_beside"] < (1.3 if r["kind"] == "prefill" else 8), r
 PY
 # The README's table has both shares of both, and what a file says of others.
 cp "$WORK/out" "$WORK/speed.json"
@@ -75,7 +75,7 @@ lines = open(sys.argv[2]).read().splitlines()
 assert (lines[0], lines[-1]) == ("before", "after") and "old" not in lines, lines
 row, = (l.split(" | ") for l in lines if l.startswith("| tales"))
 for at, r in zip((3, 5), json.load(open(sys.argv[1]))["results"]):
-    assert row[at] == "%.4g (%.0f, %.0f)" % (
+    assert row[at] == "%.0f (%.0f, %.0f)" % (
         r["tokens_per_second"], 100 * r["median_of_limits_beside"], 100 * r["of_roofline"]), row
 assert any(l.startswith("| llama.cpp") for l in lines), lines
 PY

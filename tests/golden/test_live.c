@@ -68,23 +68,39 @@ static void assert_begins_as(struct nyb_engine *a, int i, const struct answer *g
     assert_same_ids(got->id, want.id, n < 0 ? want.n : n);
 }
 
-/* Run an update under 32 streams that have all begun. */
-static void run_under_streams(struct nyb_engine *e, enum nyb_in_flight mode, struct answer *out,
-                              struct nyb_update_result *r)
+static bool met_streams(const struct answer *got, const struct nyb_update_result *r)
 {
-    struct nyb_stream *s[N_STREAM];
-    memset(out, 0, N_STREAM * sizeof(*out));
+    bool met = r->wait_ns > 0 || r->n_paused > 0;
     for (int i = 0; i < N_STREAM; i++)
-        s[i] = submit(e, i);
-    for (int i = 0; i < N_STREAM; i++)
-        for (int k = 0; k < 1 + i % 4; k++)
-            assert_true(take(s[i], &out[i]));
-    *r = update(e, other, mode, "B");
-    struct answer late = ask(e, 1);
-    assert_string_equal(late.first, "B");
-    for (int i = 0; i < N_STREAM; i++)
-        out[i] = finish(s[i], &out[i]);
-    assert_all_blocks_come_free(e);
+        met |= !strcmp(got[i].last, "B");
+    return met;
+}
+
+/* An engine whose update ran under 32 streams that had all begun. Weights are staged while the streams go on; where that
+ * took so long that all had ended before the exchange (a busy machine), it is done again with another engine. */
+static struct nyb_engine *run_under_streams(enum nyb_in_flight mode, struct answer *out, struct nyb_update_result *r)
+{
+    for (int attempt = 0; attempt < 10; attempt++) {
+        struct nyb_engine *e = open_engine(TALES, N_STREAM);
+        struct nyb_stream *s[N_STREAM];
+        memset(out, 0, N_STREAM * sizeof(*out));
+        for (int i = 0; i < N_STREAM; i++)
+            s[i] = submit(e, i);
+        for (int i = 0; i < N_STREAM; i++)
+            for (int k = 0; k < 1 + i % 4; k++)
+                assert_true(take(s[i], &out[i]));
+        *r = update(e, other, mode, "B");
+        struct answer late = ask(e, 1);
+        assert_string_equal(late.first, "B");
+        for (int i = 0; i < N_STREAM; i++)
+            out[i] = finish(s[i], &out[i]);
+        assert_all_blocks_come_free(e);
+        if (met_streams(out, r))
+            return e;
+        nyb_close(e);
+    }
+    fail_msg("ten updates found no stream under way");
+    return NULL;
 }
 
 static void test_live_finish_first(void **state)
@@ -92,10 +108,10 @@ static void test_live_finish_first(void **state)
     (void)state;
     if (!other)
         skip();
-    struct nyb_engine *e = open_engine(TALES, N_STREAM), *a = open_engine(TALES, 1);
+    struct nyb_engine *a = open_engine(TALES, 1);
     static struct answer got[N_STREAM];
     struct nyb_update_result r;
-    run_under_streams(e, NYB_IN_FLIGHT_FINISH, got, &r);
+    struct nyb_engine *e = run_under_streams(NYB_IN_FLIGHT_FINISH, got, &r);
     assert_int_equal(r.n_paused, 0);
     assert_true(r.wait_ns > 0);
     for (int i = 0; i < N_STREAM; i++) {
@@ -127,11 +143,10 @@ static void test_live_retract(void **state)
     (void)state;
     if (!other)
         skip();
-    struct nyb_engine *e = open_engine(TALES, N_STREAM), *a = open_engine(TALES, 1),
-                      *b = open_engine(other, 1);
+    struct nyb_engine *a = open_engine(TALES, 1), *b = open_engine(other, 1);
     static struct answer got[N_STREAM];
     struct nyb_update_result r;
-    run_under_streams(e, NYB_IN_FLIGHT_RETRACT, got, &r);
+    struct nyb_engine *e = run_under_streams(NYB_IN_FLIGHT_RETRACT, got, &r);
     int n_crossed = 0;
     for (int i = 0; i < N_STREAM; i++) {
         assert_begins_as(a, i, &got[i], got[i].n_old);
@@ -152,11 +167,10 @@ static void test_live_continue(void **state)
     (void)state;
     if (!other)
         skip();
-    struct nyb_engine *e = open_engine(TALES, N_STREAM), *a = open_engine(TALES, 1),
-                      *b = open_engine(other, 4);
+    struct nyb_engine *a = open_engine(TALES, 1), *b = open_engine(other, 4);
     static struct answer got[N_STREAM];
     struct nyb_update_result r;
-    run_under_streams(e, NYB_IN_FLIGHT_CONTINUE, got, &r);
+    struct nyb_engine *e = run_under_streams(NYB_IN_FLIGHT_CONTINUE, got, &r);
     int n_crossed = 0;
     for (int i = 0; i < N_STREAM; i++) {
         assert_begins_as(a, i, &got[i], got[i].n_old);
@@ -174,10 +188,9 @@ static void test_live_abort(void **state)
     (void)state;
     if (!other)
         skip();
-    struct nyb_engine *e = open_engine(TALES, N_STREAM);
     static struct answer got[N_STREAM];
     struct nyb_update_result r;
-    run_under_streams(e, NYB_IN_FLIGHT_ABORT, got, &r);
+    struct nyb_engine *e = run_under_streams(NYB_IN_FLIGHT_ABORT, got, &r);
     int n_abort = 0;
     for (int i = 0; i < N_STREAM; i++) {
         n_abort += got[i].finish == NYB_FINISH_ABORT;

@@ -94,8 +94,8 @@ uint64_t pool_cpu_time_ns(clockid_t clock);
 int pool_draw_items(struct pool *p, int worker);
 /* The life of a worker, which is `arg`. */
 void *pool_worker_main(void *arg);
-/* When a caller who has waited since `begin`, is awake at `now` and would have asked at `ask` asks again: `ask`
- * itself until then. */
+/* When a caller who has waited since `begin`, is awake at `now` and would have asked at `ask` asks again:
+ * `ask` itself until then. */
 uint64_t pool_next_ask(uint64_t begin, uint64_t ask, uint64_t now);
 /* The caller's: until nobody is inside the run, which is closed. What the wait cost goes into the account. */
 void pool_wait_for_workers(struct pool *p, struct pool_account *a);

@@ -59,8 +59,8 @@ typedef bool gpu_check_fn(const struct checkkern_gpu *g, struct checkkern_report
 gpu_check_fn checkkern_cuda_scales, checkkern_cuda_linear, checkkern_cuda_rows;
 gpu_check_fn checkkern_cuda_moe, checkkern_cuda_moe_prefill;
 gpu_check_fn checkkern_cuda_embed, checkkern_cuda_add_norm, checkkern_cuda_swiglu, checkkern_cuda_argmax;
-gpu_check_fn checkkern_cuda_router, checkkern_cuda_chosen, checkkern_cuda_normed, checkkern_cuda_dense, checkkern_cuda_parts,
-    checkkern_cuda_moe_plain, checkkern_cuda_pack;
+gpu_check_fn checkkern_cuda_router, checkkern_cuda_chosen, checkkern_cuda_normed, checkkern_cuda_dense,
+    checkkern_cuda_parts, checkkern_cuda_moe_plain, checkkern_cuda_pack;
 gpu_check_fn checkkern_cuda_tiles, checkkern_cuda_quantize, checkkern_cuda_linear_w4a4,
     checkkern_cuda_moe_w4a4;
 gpu_check_fn checkkern_cuda_qkv, checkkern_cuda_attention, checkkern_cuda_joined, checkkern_cuda_sample;

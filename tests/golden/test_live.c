@@ -76,9 +76,11 @@ static bool met_streams(const struct answer *got, const struct nyb_update_result
     return met;
 }
 
-/* An engine whose update ran under 32 streams that had all begun. Weights are staged while the streams go on; where that
- * took so long that all had ended before the exchange (a busy machine), it is done again with another engine. */
-static struct nyb_engine *run_under_streams(enum nyb_in_flight mode, struct answer *out, struct nyb_update_result *r)
+/* An engine whose update ran under 32 streams that had all begun. Weights are staged while the streams go on;
+ * where that took so long that all had ended before the exchange (a busy machine), it is done again with
+ * another engine. */
+static struct nyb_engine *run_under_streams(enum nyb_in_flight mode, struct answer *out,
+                                            struct nyb_update_result *r)
 {
     for (int attempt = 0; attempt < 10; attempt++) {
         struct nyb_engine *e = open_engine(TALES, N_STREAM);

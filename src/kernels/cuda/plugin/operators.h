@@ -20,7 +20,7 @@ struct gpu_peers;
 struct lt;
 struct op_place {
     const struct gpu_limits *limits;
-    uint8_t *scratch;  /* 256-byte aligned; its end is for experts of few rows, and for nobody else */
+    uint8_t *scratch; /* 256-byte aligned; its end is for experts of few rows, and for nobody else */
     size_t scratch_bytes;
     uint32_t *barrier; /* OP_ARRIVED_WORDS zeros; a kernel that counts there leaves zeros behind */
     cudaStream_t stream;

@@ -68,12 +68,17 @@ static void assert_begins_as(struct nyb_engine *a, int i, const struct answer *g
     assert_same_ids(got->id, want.id, n < 0 ? want.n : n);
 }
 
-static bool met_streams(const struct answer *got, const struct nyb_update_result *r)
+/* Did the exchange come while streams went on? */
+static bool met_streams(enum nyb_in_flight mode, const struct answer *got, const struct nyb_update_result *r)
 {
-    bool met = r->wait_ns > 0 || r->n_paused > 0;
+    if (mode == NYB_IN_FLIGHT_FINISH)
+        return r->wait_ns > 0;
+    if (mode == NYB_IN_FLIGHT_ABORT)
+        return r->n_paused > 0;
     for (int i = 0; i < N_STREAM; i++)
-        met |= !strcmp(got[i].last, "B");
-    return met;
+        if (!strcmp(got[i].last, "B"))
+            return true;
+    return false;
 }
 
 /* An engine whose update ran under 32 streams that had all begun. Weights are staged while the streams go on;
@@ -97,7 +102,7 @@ static struct nyb_engine *run_under_streams(enum nyb_in_flight mode, struct answ
         for (int i = 0; i < N_STREAM; i++)
             out[i] = finish(s[i], &out[i]);
         assert_all_blocks_come_free(e);
-        if (met_streams(out, r))
+        if (met_streams(mode, out, r))
             return e;
         nyb_close(e);
     }

@@ -99,7 +99,9 @@ static enum nyb_code read_pair(struct reader *r, struct serve_config *c, struct 
     if (r->event.type != YAML_SCALAR_EVENT)
         return fail_at(r, &r->event.start_mark, "the name of an option was expected", err);
     snprintf(name, sizeof(name), "%.63s", (const char *)r->event.data.scalar.value);
-    if (!config_is_known(name) || !strcmp(name, "config")) {
+    if (!strcmp(name, "config"))
+        return fail_at(r, &r->event.start_mark, "a file of options cannot name another", err);
+    if (!config_is_known(name)) {
         struct nyb_err inner;
         return config_no_option(name, NULL, &inner) == NYB_OK
                    ? NYB_OK

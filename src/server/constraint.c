@@ -132,8 +132,9 @@ static enum nyb_code read_response_format(struct found *f, const json_t *body)
     if (!strcmp(type, "text"))
         return NYB_OK;
     if (!strcmp(type, "json_object")) {
-        const json_t *schema = json_object_get(v, "schema"); /* llama.cpp's */
-        return given(schema) ? take_schema(f, name, schema) : take(f, name, NYB_CONSTRAINT_JSON_OBJECT, NULL);
+        const json_t *schema = json_object_get(v, "schema"); /* llama.cpp's; {} is any object */
+        bool any = !given(schema) || (json_is_object(schema) && json_object_size(schema) == 0);
+        return any ? take(f, name, NYB_CONSTRAINT_JSON_OBJECT, NULL) : take_schema(f, name, schema);
     }
     if (!strcmp(type, "structural_tag"))
         return take_tags(f, name, v);

@@ -221,9 +221,11 @@ enum nyb_code http_open(struct server *s, struct nyb_err *err)
     return s->metrics_fd >= 0 ? open_metrics(s, err) : NYB_OK;
 }
 
-/* libmicrohttpd aborts when it is stopped with suspended connections. */
+/* libmicrohttpd aborts when it is stopped with suspended connections. The socket's file goes while we listen:
+ * once we do not, another server may put its own in the place, even with the same inode. */
 void http_stop(struct server *s)
 {
+    listen_file_remove(&s->listen_file, s->config->host);
     for (struct conn *c = s->conns; c; c = c->next)
         if (c->x) {
             c->x->gone = true;
@@ -236,7 +238,6 @@ void http_stop(struct server *s)
     if (s->metrics_daemon)
         MHD_stop_daemon(s->metrics_daemon);
     s->daemon = s->metrics_daemon = NULL;
-    listen_file_remove(&s->listen_file, s->config->host);
     if (s->listen_fd >= 0)
         close(s->listen_fd);
     if (s->metrics_fd >= 0)

@@ -101,6 +101,8 @@ class Constraints(WithServer):
         for field in ({"json_schema": PERSON}, {"json_schema": compact},
                       {"response_format": {"type": "json_object", "schema": PERSON}}):
             is_person(json.loads(self.complete(**field)[0]["text"]))
+        for choice in self.complete(n=5, response_format={"type": "json_object", "schema": {}}):
+            self.assertEqual(choice["text"].lstrip()[:1], "{")
         regex = "[a-z]{2,6}( [a-z]{2,6}){2}[.!]"
         for field in ({"guided_regex": regex}, {"structured_outputs": {"regex": regex}}, {"regex": regex}):
             for choice in self.complete(n=20, **field):

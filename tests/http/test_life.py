@@ -342,6 +342,22 @@ class UnixSocket(unittest.TestCase):
             self.assertFalse(os.path.exists(path))
             server.close()
 
+    def test_file_goes_while_it_listens(self):
+        """Later another server might have its own in the place, with the same inode."""
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as idle:
+            path = os.path.join(folder, "socket")
+            server = self.start(path)
+            idle.settimeout(30)
+            idle.connect(path)
+            idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            self.assertIn(b"200 OK", read_until(idle, b"}"))
+            server.process.send_signal(signal.SIGTERM)
+            while idle.recv(4096):
+                pass
+            self.assertFalse(os.path.exists(path))
+            self.assertEqual(server.process.wait(30), 0)
+            server.close()
+
     def test_what_is_no_socket_of_ours(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "file")

@@ -958,7 +958,8 @@ class Configuration(unittest.TestCase):
         self.assertEqual(server.stop(), 0)
         server.close()
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as f:
-            for text, said in (("api_keys: a", 'no option "api_keys"; there is "api-key"'), ("api-key: ~", "there is no value"),
+            for text, said in (("api_keys: a", 'no option "api_keys"; there is "api-key"'),
+                               ("config: a", "a file of options cannot name another"), ("api-key: ~", "there is no value"),
                                ("api-key: [null]", "there is no value"), ("tls-cert:", "there is no value"),
                                ("api-key: ''", "api-key must be")):
                 f.seek(0)

@@ -220,8 +220,7 @@ static bool has_norm(int round)
     return round % 3 < 2;
 }
 
-/* JOINED: of one row, as the launch of its experts takes it; NORMED: of some, as the launch of the norm
- * before it takes it. */
+/* JOINED: of one row, as the launch of its experts takes it; NORMED: of some, between a norm and experts. */
 enum router_kind { ALONE, JOINED, NORMED };
 static struct router_case make_router(struct gpu_case *c, uint64_t *seed, int round, enum router_kind kind)
 {
@@ -517,7 +516,7 @@ bool checkkern_cuda_chosen(const struct checkkern_gpu *g, struct checkkern_repor
     return ok;
 }
 
-/* ---- a norm in the launch of the router behind it ---------------------------------------------------- */
+/* ---- a norm, the router behind it, and experts that begin early ------------------------------------- */
 
 /* As in a model: behind a product, whose results nobody looks at here, and before the experts. */
 static bool normed_case(struct gpu_case *c, uint64_t *seed, int round)

@@ -137,23 +137,19 @@ static __device__ __forceinline__ float front_norm(const moe_front &f, const fro
     const float scale = asked.scale;
     /* The first logit needs the norm's factor at its end only: its sum is made beside that of the squares. */
     float logit;
-    const float by =
-        row_norm < FRONT == FRONT_SHORT ? 1
-        : FRONT == FRONT_LEAN
-            ? 2
-            : 0 > (
-                      a, row, room.sums, &logit,
-                      [&](int i) {
-                          return i == mine ? asked
-                                           : front_weights{norm_four<true>(a.weight, i, n),
-                                                           router_four<FRONT>(f.router, first, i), 0.0f};
-                      },
-                      [](float4 v, const front_weights &w, float sum) {
-                          return fmaf(
-                              w.router.x, v.x * w.norm.x,
-                              fmaf(w.router.y, v.y * w.norm.y,
-                                   fmaf(w.router.z, v.z * w.norm.z, fmaf(w.router.w, v.w * w.norm.w, sum))));
-                      });
+    const int fours = FRONT == FRONT_SHORT ? 1 : FRONT == FRONT_LEAN ? 2 : 0;
+    const float by = row_norm<fours>(
+        a, row, room.sums, &logit,
+        [&](int i) {
+            return i == mine ? asked
+                             : front_weights{norm_four<true>(a.weight, i, n),
+                                             router_four<FRONT>(f.router, first, i), 0.0f};
+        },
+        [](float4 v, const front_weights &w, float sum) {
+            return fmaf(w.router.x, v.x * w.norm.x,
+                        fmaf(w.router.y, v.y * w.norm.y,
+                             fmaf(w.router.z, v.z * w.norm.z, fmaf(w.router.w, v.w * w.norm.w, sum))));
+        });
     if (threadIdx.x == 0 && (int)blockIdx.x < f.router.n_expert)
         put_float(words + first, logit * by * scale);
     int turn = 0;

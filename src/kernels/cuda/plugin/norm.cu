@@ -17,7 +17,8 @@ static __global__ void __launch_bounds__(1024)
     if (!a.row && mine < n && threadIdx.x % 8 == 0)
         gpu_prefetch(a.residual + (size_t)t * n + mine);
     /* A product behind it, of up to so many rows, has its weights under way before they are there. A router,
-     * which takes unrounded rows, does not gain by it. */
+     * which takes unrounded rows, does not gain by it, and experts behind it count on that: start_chosen in
+     * work.cu. */
     if (n_row == 1 || (n_row <= EARLY_ROWS && !a.y_float))
         gpu_let_next();
     gpu_wait_before();

@@ -243,15 +243,17 @@ bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu
     return !why || gpu_fail(g, "launch", why);
 }
 
-/* Experts of few rows behind their router, which may clear their words early: when they begin, the router has
- * begun, and so the product before its norm may still be at work, but nothing before that: no other experts,
- * whose words would be the same memory. */
+/* Experts of few rows behind their router, which may clear their words early: when they begin, no other
+ * experts are at work, whose words would be the same memory. Launches that let the next in before they wait
+ * do not say so: any number of them may have begun one in front of the other. But of the norm and the router
+ * one has waited before it did: with one row the router, with more the norm, as it has unrounded rows
+ * (norm.cu). So what precedes the norm has ended. */
 static int start_chosen(struct cuda_gpu *g, const struct cuda_op *op, int i, const struct op_place *at)
 {
     size_t bytes;
     if (i < 3 || op[i - 1].kind != CUDA_OP_ROUTER || op[i - 2].kind != CUDA_OP_ADD_NORM ||
-        op[i - 3].kind != CUDA_OP_LINEAR || !is_few(&op[i], at->limits) || !scratch_of(g, &op[i], &bytes) ||
-        bytes > g->scratch_bytes)
+        !op[i - 2].as.add_norm.y_float || op[i - 3].kind != CUDA_OP_LINEAR || !is_few(&op[i], at->limits) ||
+        !scratch_of(g, &op[i], &bytes) || bytes > g->scratch_bytes)
         return 0;
     const char *why = few_start(&op[i], true, at);
     return !why || gpu_fail(g, "launch", why) ? 1 : -1;

@@ -118,7 +118,7 @@ typedef void gemm_row_fn(const struct gemm_row *r);
 /* int8 operands: blocks of 64 share a scale amax / 127 * 2^-8, and a group of 16 whose own amax is smaller by
  * a factor of 2^e (rounded down, 8 at most) is finer by as much: its shift is 8 - e. Blocks whose amax is
  * below I8_LEAST are zero. Those above I8_MOST are, too, or, of I8B,
- * have an infinite scale, so that what they meet is infinite or NaN (docs/NUMERICS.md). */
+ * make what they meet infinite or NaN, with exceptions that docs/NUMERICS.md names. */
 #define I8_BLOCK     64
 #define I8_SHIFT_MAX 8
 #define I8_LEAST     1e-30f

@@ -24,6 +24,19 @@ void gpu_case_end(struct gpu_case *c)
     arena_reset(c->g->arena);
 }
 
+bool gpu_cases(const struct checkkern_gpu *g, struct checkkern_report *report, int n, gpu_case_fn *one)
+{
+    uint64_t seed = g->seed;
+    bool ok = true;
+    for (int i = 0; i < n && ok; i++) {
+        struct gpu_case c;
+        gpu_case_begin(&c, g, report);
+        ok = one(&c, &seed, i);
+        gpu_case_end(&c);
+    }
+    return ok;
+}
+
 static bool fail(struct gpu_case *c)
 {
     c->failed = true;

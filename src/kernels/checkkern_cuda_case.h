@@ -24,6 +24,10 @@ struct gpu_case {
 void gpu_case_begin(struct gpu_case *c, const struct checkkern_gpu *g, struct checkkern_report *report);
 void gpu_case_end(struct gpu_case *c);
 
+/* Cases 0 to n - 1, each with buffers of its own, until one fails. */
+typedef bool gpu_case_fn(struct gpu_case *c, uint64_t *seed, int round);
+bool gpu_cases(const struct checkkern_gpu *g, struct checkkern_report *report, int n, gpu_case_fn *one);
+
 /* Copies of the host's. After a failure NULL, and so is everything that follows. */
 void *gpu_case_in(struct gpu_case *c, const void *host, size_t bytes);
 void *gpu_case_f32(struct gpu_case *c, float value); /* one number */

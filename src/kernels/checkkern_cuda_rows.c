@@ -355,19 +355,16 @@ static bool check_choice(struct gpu_case *c, const struct router_case *s)
                           "choices counted wrongly");
 }
 
+static bool router_alone_case(struct gpu_case *c, uint64_t *seed, int round)
+{
+    struct router_case s = make_router(c, seed, round, ALONE);
+    return gpu_case_run(c, &s.op, 1) && check_logits(c, &s, gpu_case_result(c, s.op.as.router.logits)) &&
+           check_choice(c, &s);
+}
+
 bool checkkern_cuda_router(const struct checkkern_gpu *g, struct checkkern_report *r)
 {
-    uint64_t seed = g->seed;
-    bool ok = true;
-    for (int i = 0; i < 2 * g->rounds && ok; i++) {
-        struct gpu_case c;
-        gpu_case_begin(&c, g, r);
-        struct router_case s = make_router(&c, &seed, i, ALONE);
-        ok = gpu_case_run(&c, &s.op, 1) && check_logits(&c, &s, gpu_case_result(&c, s.op.as.router.logits)) &&
-             check_choice(&c, &s);
-        gpu_case_end(&c);
-    }
-    return ok;
+    return gpu_cases(g, r, 2 * g->rounds, router_alone_case);
 }
 
 /* ---- a router in the launch of its experts --------------------------------------------------------- */
@@ -505,15 +502,7 @@ static bool chosen_case(struct gpu_case *c, uint64_t *seed, int round)
  * before, if there is one, as norms alone are. */
 bool checkkern_cuda_chosen(const struct checkkern_gpu *g, struct checkkern_report *r)
 {
-    uint64_t seed = g->seed;
-    bool ok = true;
-    for (int i = 0; i < 6 * g->rounds && ok; i++) {
-        struct gpu_case c;
-        gpu_case_begin(&c, g, r);
-        ok = chosen_case(&c, &seed, i);
-        gpu_case_end(&c);
-    }
-    return ok;
+    return gpu_cases(g, r, 6 * g->rounds, chosen_case);
 }
 
 /* ---- a norm, the router behind it, and experts that begin early ------------------------------------- */
@@ -552,13 +541,5 @@ static bool normed_case(struct gpu_case *c, uint64_t *seed, int round)
  * give beside a launch that no router is in front of. */
 bool checkkern_cuda_normed(const struct checkkern_gpu *g, struct checkkern_report *r)
 {
-    uint64_t seed = g->seed;
-    bool ok = true;
-    for (int i = 0; i < 4 * g->rounds && ok; i++) {
-        struct gpu_case c;
-        gpu_case_begin(&c, g, r);
-        ok = normed_case(&c, &seed, i);
-        gpu_case_end(&c);
-    }
-    return ok;
+    return gpu_cases(g, r, 4 * g->rounds, normed_case);
 }

@@ -18,9 +18,8 @@ static __global__ void __launch_bounds__(N_THREAD + SPARED(EARLY), 1)
     SHARED(float[N_WARP], unread);
     const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     params_fetch(all, &unread[warp], warp);
-    const int K = a.w.K, n_unit = (unsigned)K / 64, block = blockIdx.x,
-              lo = block * a.n_tile + min(block, a.n_more), n_tile = a.n_tile + (block < a.n_more),
-              n = (unsigned)(n_tile * n_unit - warp + N_WARP - 1) / N_WARP; /* this warp's units */
+    const single_share share = share_of(a, warp);
+    const int K = a.w.K, n_unit = share.n_unit, lo = share.first, n_tile = share.n_tile, n = share.n;
     uint8_t *xs = memory, *zeros = memory + 2 * K;
     float *part = (float *)(zeros + 128);
 

@@ -14,6 +14,20 @@ struct single_params {
     int n_tile, n_more; /* of a block; blocks that have one more */
 };
 
+/* What of the product is this block's and this warp's. */
+struct single_share {
+    int n_unit;        /* of a tile */
+    int first, n_tile; /* tiles of the block */
+    int n;             /* units of the warp: every N_WARPth of the block's */
+};
+
+static __device__ __forceinline__ single_share share_of(const single_params &a, int warp)
+{
+    const int n_unit = (unsigned)a.w.K / 64, block = blockIdx.x, n_tile = a.n_tile + (block < a.n_more);
+    return {n_unit, block * a.n_tile + min(block, a.n_more), n_tile,
+            (int)((unsigned)(n_tile * n_unit - warp + N_WARP - 1) / N_WARP)};
+}
+
 /* ---- weights --------------------------------------------------------------------------------------- */
 
 #define TURN_BYTES (N_WARP * CUDA_UNIT_BYTES) /* from a warp's unit to its next */

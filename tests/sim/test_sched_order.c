@@ -48,6 +48,7 @@ static void open_ranks(struct small *s, int n_rank)
 
 static void close_small(struct small *s)
 {
+    sched_check(&s->step.sched);
     step_abort_all(&s->step);
     assert_int_equal(kv_free_count(s->step.kv), kv_block_count(s->step.kv));
     step_close(&s->step);
@@ -246,6 +247,88 @@ static void test_sched_a_stalled_reader_stops_only_itself(void **state)
     request_release(b);
 }
 
+static int take_all(struct request *r)
+{
+    struct reply reply;
+    const struct nyb_logprob *none;
+    int n = 0;
+    for (; request_peek(r, &reply, &none); request_pop(r))
+        n += reply.token >= 0;
+    return n;
+}
+
+/* All tokens of a request of 4 and 100 that nobody disturbs. */
+static void answer_alone(int32_t *tok)
+{
+    struct small s;
+    open_small(&s, 1, 16, 10, 150);
+    struct request *a = add_small(&s, 4, 100, 1);
+    while (step_run(&s.step))
+        take_all(a);
+    assert_int_equal(a->n_tok, 104);
+    memcpy(tok, a->tok, 104 * sizeof(*tok));
+    close_small(&s);
+    request_release(a);
+}
+
+/* Who waits, with blocks from before it was parked, gives them to who runs. */
+static void test_sched_blocks_of_the_waiting_are_taken_back(void **state)
+{
+    (void)state;
+    struct small s;
+    int32_t alone[104];
+    answer_alone(alone);
+    open_small(&s, 1, 16, 10, 150);
+    struct request *a = add_small(&s, 4, 100, 1);
+    while (a->state != REQUEST_PARKED)
+        step_run(&s.step);
+    int seen = 0, held = a->n_block;
+    struct request *b = add_small(&s, 4, 140, 2);
+    for (; b->n_block < 3; take_all(b))
+        step_run(&s.step);
+    seen += take_all(a); /* it wants to go on, but b runs */
+    for (; b->n_block + held < 10; take_all(b))
+        step_run(&s.step);
+    assert_true(a->state == REQUEST_WAITING && a->n_block == held);
+    for (; b->n_block + held < 11; take_all(b))
+        step_run(&s.step);
+    assert_true(a->state == REQUEST_WAITING && a->n_block == 0 && b->state == REQUEST_RUNNING);
+    while (step_run(&s.step)) {
+        take_all(b);
+        seen += take_all(a);
+    }
+    assert_int_equal(seen + take_all(a), 100);
+    assert_memory_equal(a->tok, alone, sizeof(alone));
+    close_small(&s);
+    request_release(a);
+    request_release(b);
+}
+
+/* A request that lost its place, for whose next replies there is no room, does not take it again. */
+static void test_sched_who_has_no_room_for_replies_is_not_admitted(void **state)
+{
+    (void)state;
+    struct small s;
+    int32_t alone[104];
+    answer_alone(alone);
+    open_small(&s, 1, 16, 10, 150);
+    struct request *a = add_small(&s, 4, 100, 1);
+    for (int i = 0; i < REQUEST_RING - 1; i++)
+        step_run(&s.step);
+    assert_true(a->state == REQUEST_RUNNING && a->n_tok == 4 + REQUEST_RING - 1);
+    step_retract_all(&s.step);
+    assert_int_equal(a->state, REQUEST_WAITING);
+    assert_false(step_run(&s.step));
+    assert_true(a->state == REQUEST_PARKED && a->n_block == 0);
+    int seen = take_all(a);
+    while (step_run(&s.step))
+        seen += take_all(a);
+    assert_int_equal(seen + take_all(a), 100);
+    assert_memory_equal(a->tok, alone, sizeof(alone));
+    close_small(&s);
+    request_release(a);
+}
+
 static void test_sched_a_sequence_goes_where_least_is_to_do(void **state)
 {
     (void)state;
@@ -323,6 +406,8 @@ int main(void)
         cmocka_unit_test(test_sched_scored_prompts_share_the_rows),
         cmocka_unit_test(test_sched_only_who_has_begun_goes_on),
         cmocka_unit_test(test_sched_a_stalled_reader_stops_only_itself),
+        cmocka_unit_test(test_sched_blocks_of_the_waiting_are_taken_back),
+        cmocka_unit_test(test_sched_who_has_no_room_for_replies_is_not_admitted),
         cmocka_unit_test(test_sched_a_sequence_goes_where_least_is_to_do),
         cmocka_unit_test(test_sched_a_prompt_goes_where_its_beginning_is),
         cmocka_unit_test(test_sched_own_blocks_are_not_counted_as_cached),

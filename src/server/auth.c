@@ -30,11 +30,13 @@ static enum nyb_code add_key(struct auth *a, const char *key, size_t n, struct n
 /* One key a line; blanks around it, empty lines and lines that begin with # do not count. */
 static enum nyb_code add_file(struct auth *a, const char *path, struct nyb_err *err)
 {
+    static const char mark[] = "\xef\xbb\xbf"; /* what some editors put before UTF-8 */
     char *text;
     size_t len, before = a->n;
-    TRY(file_read_all(path, FILE_MAX, &text, &len, err));
+    TRY(file_read_text(path, FILE_MAX, &text, &len, err));
     enum nyb_code code = NYB_OK;
-    for (char *line = text; code == NYB_OK && *line;) {
+    char *line = strncmp(text, mark, strlen(mark)) ? text : text + strlen(mark);
+    while (code == NYB_OK && *line) {
         char *end = line + strcspn(line, "\n"), *next = *end ? end + 1 : end;
         while (end > line && strchr(" \t\r", end[-1]))
             end--;

@@ -174,8 +174,10 @@ static void take_token(struct choice *c, const struct nyb_event *ev)
     c->last_ns = ev->time_ns;
     if (c->g->return_ids)
         buf_printf(&c->ids, "%s%d", c->ids.len ? "," : "", ev->token);
-    if (c->g->n_logprob != NYB_UNSET && ev->logprob)
+    if (c->g->n_logprob != NYB_UNSET && ev->logprob) {
         logprob_add(c, ev->logprob, ev->n_logprob);
+        c->g->n_entry += ev->n_logprob;
+    }
 }
 
 static void take_finish(struct choice *c, const struct nyb_event *ev)

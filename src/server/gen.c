@@ -130,6 +130,20 @@ static void take_error(struct gen *g, const struct nyb_err *e)
     gen_cancel(g);
 }
 
+/* An answer that is not streamed is kept here until it is complete. */
+static void check_size(struct gen *g)
+{
+    struct nyb_err err;
+    if (g->stream || g->n_entry <= GEN_LOGPROBS_MAX)
+        return;
+    (void)err_at(
+        &err, NYB_E_RANGE, "logprobs", -1,
+        "the answer has more than %d log-probabilities, which is as many as one without stream may have: "
+        "stream it, or ask for fewer. (parameter=logprobs)",
+        GEN_LOGPROBS_MAX);
+    take_error(g, &err);
+}
+
 static void finish_choice(struct gen *g, struct choice *c)
 {
     struct exchange *x = g->x;
@@ -184,6 +198,7 @@ static void pump_choice(struct gen *g, struct choice *c, int *entries)
             finish_choice(g, c);
         if (g->stream)
             stream_choice(c, ev->token >= 0);
+        check_size(g);
     }
 }
 

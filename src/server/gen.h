@@ -15,6 +15,9 @@
 #include "server/exchange.h"
 #include "text/parse.h"
 
+/* Log-probabilities that an answer may hold at once: some 150 MB. */
+#define GEN_LOGPROBS_MAX (1 << 21)
+
 enum gen_api { GEN_COMPLETION, GEN_CHAT, GEN_RESPONSES }; /* the last is a chat, too */
 
 struct responses;
@@ -67,6 +70,7 @@ struct gen {
     int chunk_tokens;               /* tokens that a chunk may hold                         */
     int n_logprob;                  /* NYB_UNSET: none */
     int n_prompt_logprob;           /* the same */
+    int64_t n_entry;                /* log-probabilities of the answer's tokens so far */
     int n_choice, n_prompt, n_done;
     int most_tokens;       /* of the choices that are done */
     struct choice *choice; /* (n_choice) */

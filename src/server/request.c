@@ -214,6 +214,28 @@ static enum nyb_code name_prompt(const struct gen *g, enum nyb_code code, struct
     return code;
 }
 
+/* Those of a prompt are written into the answer at once, with a stream too. Of a chat's choices the first has
+ * them. A prompt that is too long is the engine's to refuse. */
+static enum nyb_code check_prompt_logprobs(const struct gen *g, const struct request_prompt *prompt,
+                                           int n_prompt, int n, const struct nyb_sampling *s,
+                                           struct nyb_err *err)
+{
+    const char *name = g->n_prompt_logprob != NYB_UNSET ? "prompt_logprobs" : "logprobs";
+    int64_t most = g->x->s->info->max_model_len, each = (int64_t)s->prompt_logprobs + 1, all = 0;
+    if (s->prompt_logprobs < 0)
+        return NYB_OK;
+    for (int i = 0; i < n_prompt; i++)
+        all += (int64_t)prompt[i].n <= most ? (int64_t)prompt[i].n * each : 0;
+    all *= gen_is_chat(g) ? 1 : n;
+    return all <= GEN_LOGPROBS_MAX
+               ? NYB_OK
+               : err_at(
+                     err, NYB_E_RANGE, name, -1,
+                     "%s would give %lld log-probabilities of tokens of prompts, an answer may have %d: ask "
+                     "for fewer, or send fewer or shorter prompts at once. (parameter=%s, value=%d)",
+                     name, (long long)all, GEN_LOGPROBS_MAX, name, s->prompt_logprobs);
+}
+
 enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt, int n_prompt, int n,
                              struct nyb_sampling *s, struct nyb_err *err)
 {
@@ -229,11 +251,14 @@ enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt,
             "n times the number of prompts is %lld (%d times %d), more than this server can ever hold "
             "(%lld). (parameter=%s)",
             (long long)n_prompt * n, n, n_prompt, (long long)most, n > 1 ? "n" : "prompt");
+    TRY(check_prompt_logprobs(g, prompt, n_prompt, n, s, err));
     gen_set_choices(g, n_prompt, n);
     for (int i = 0; i < g->n_choice; i++) {
         const struct request_prompt *p = &prompt[i / n];
         const struct nyb_request r = {
             .prompt = p->ids, .n_prompt = p->n, .sampling = s, .priority = priority, .id = gen_request_id(g)};
+        if (i > 0 && gen_is_chat(g))
+            s->prompt_logprobs = NYB_UNSET;
         if (seed >= 0) /* the choices differ, and each is what it is alone */
             s->seed = (int64_t)(((uint64_t)seed + (uint64_t)(i % n)) & INT64_MAX);
         enum nyb_code code = gen_submit(g, i, &r, err);

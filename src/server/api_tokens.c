@@ -1,7 +1,8 @@
-/* POST /tokenize and /detokenize */
+/* POST /tokenize and /detokenize, and /v1/messages/count_tokens */
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/anthropic_input.h"
 #include "server/error.h"
 #include "server/messages.h"
 #include "server/params_json.h"
@@ -19,6 +20,7 @@ static enum nyb_code tokenize_messages(const struct server *s, json_t *body, int
                  *kwargs = json_object_get(body, "chat_template_kwargs");
     TRY(messages_normalize(messages, err));
     TRY(params_bool(body, "add_generation_prompt", &chat.add_generation_prompt, err));
+    TRY(params_bool(body, "continue_final_message", &chat.continue_final_message, err));
     if (tools)
         TRY(messages_check_tools(tools, err));
     if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
@@ -90,6 +92,36 @@ void api_tokenize(struct exchange *x)
         error_reply_err(x, &err);
     nyb_free(ids);
     json_decref(body);
+}
+
+static enum nyb_code count(struct exchange *x, const json_t *asked, struct nyb_err *err)
+{
+    json_t *chat;
+    int32_t *ids = NULL;
+    size_t n;
+    TRY(request_check_model(x->s, asked, err));
+    TRY(anthropic_input(asked, &chat, err));
+    enum nyb_code code = tokenize_messages(x->s, chat, &ids, &n, err);
+    if (code != NYB_OK)
+        anthropic_rename_fault(err);
+    json_decref(chat);
+    nyb_free(ids);
+    if (code == NYB_OK) {
+        x->status = 200;
+        buf_printf(&x->reply, "{\"input_tokens\":%zu}", n);
+    }
+    return code;
+}
+
+void api_count_tokens(struct exchange *x)
+{
+    struct nyb_err err = {0};
+    json_t *asked = request_parse(x);
+    if (!asked)
+        return;
+    if (count(x, asked, &err) != NYB_OK)
+        error_reply_err(x, &err);
+    json_decref(asked);
 }
 
 static enum nyb_code check_ids(const struct server *s, const int32_t *ids, size_t n, struct nyb_err *err)

@@ -85,15 +85,9 @@ void auth_close(struct auth *a)
     free(a);
 }
 
-bool auth_allows(const struct auth *a, const char *header)
+static bool is_known(const struct auth *a, const char *key)
 {
-    static const char scheme[] = "Bearer ";
     unsigned char digest[DIGEST_BYTES];
-    if (!a)
-        return true;
-    if (!header || strncasecmp(header, scheme, strlen(scheme)))
-        return false;
-    const char *key = header + strlen(scheme);
     size_t n = strlen(key);
     if (n > KEY_MAX || gnutls_hash_fast(GNUTLS_DIG_SHA256, key, n, digest) != 0)
         return false;
@@ -101,4 +95,14 @@ bool auth_allows(const struct auth *a, const char *header)
     for (size_t i = 0; i < a->n; i++)
         found |= gnutls_memcmp(digest, a->digest[i], DIGEST_BYTES) == 0;
     return found;
+}
+
+bool auth_allows(const struct auth *a, const char *header, const char *key)
+{
+    static const char scheme[] = "Bearer ";
+    size_t skip = strlen(scheme);
+    if (!a)
+        return true;
+    return (header && !strncasecmp(header, scheme, skip) && is_known(a, header + skip)) ||
+           (key && is_known(a, key));
 }

@@ -5,7 +5,6 @@
 
 #include "base/mem.h"
 #include "server/logprob.h"
-#include "server/responses.h"
 
 /* ---- chats: reasoning, content, calls ------------------------------------------------------------ */
 
@@ -25,8 +24,9 @@ static void drop_logprobs(struct choice *c)
 /* Items follow one another: text of another kind ends what is there. */
 static void take_other(struct choice *c, const struct buf *other)
 {
-    if (c->g->api == GEN_RESPONSES && other->len)
-        responses_take(c);
+    const struct gen_items *form = gen_items(c->g);
+    if (form && other->len)
+        form->take(c);
 }
 
 static void begin_call(struct choice *c, const struct parse_event *e)
@@ -43,8 +43,8 @@ static void end_call(struct choice *c)
     struct buf *b = &c->calls;
     if (c->g->one_call && c->n_call > 0)
         return;
-    if (c->g->api == GEN_RESPONSES) {
-        responses_take_call(c);
+    if (gen_items(c->g)) {
+        gen_items(c->g)->take_call(c);
         c->n_call++;
         return;
     }

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/answer.h"
+#include "server/anthropic.h"
 #include "server/choice.h"
 #include "server/error.h"
 #include "server/responses.h"
@@ -15,8 +16,15 @@
 #define PUMP_ENTRIES \
     1024 /* log-probabilities of prompts that are written at a time: one or two milliseconds */
 
-static const char *const id_prefix[] = {
-    [GEN_COMPLETION] = "cmpl-", [GEN_CHAT] = "chatcmpl-", [GEN_RESPONSES] = "resp_"};
+static const char *const id_prefix[] = {[GEN_COMPLETION] = "cmpl-",
+                                        [GEN_CHAT] = "chatcmpl-",
+                                        [GEN_RESPONSES] = "resp_",
+                                        [GEN_ANTHROPIC] = "msg_"};
+
+static const struct gen_items items[] = {
+    [GEN_RESPONSES] = {responses_take, responses_take_call, responses_add_end, responses_write, false},
+    [GEN_ANTHROPIC] = {anthropic_take, anthropic_take_call, anthropic_add_end, anthropic_write, true},
+};
 
 void gen_set_id(struct gen *g, const char *id)
 {
@@ -26,6 +34,11 @@ void gen_set_id(struct gen *g, const char *id)
 bool gen_is_chat(const struct gen *g)
 {
     return g->api != GEN_COMPLETION;
+}
+
+const struct gen_items *gen_items(const struct gen *g)
+{
+    return items[g->api].take ? &items[g->api] : NULL;
 }
 
 struct gen *gen_open(struct exchange *x, enum gen_api api, json_t *request)
@@ -53,6 +66,7 @@ void gen_close(struct gen *g)
     json_decref(g->request);
     buf_free(&g->settings);
     responses_close(g->responses);
+    anthropic_close(g->anthropic);
     nyb_free(g->prompt_text);
     buf_free(&g->out);
     free(g);
@@ -152,6 +166,11 @@ static void finish_choice(struct gen *g, struct choice *c)
         x->prompt_tokens += c->usage.prompt_tokens;
     x->completion_tokens += c->usage.completion_tokens;
     metrics_count_choice(&x->s->metrics, c);
+    if (c->finish == NYB_FINISH_ABORT && gen_items(g) && gen_items(g)->knows_no_abort) {
+        struct nyb_err err;
+        (void)err_set(&err, x->s->draining ? NYB_E_CLOSED : NYB_E_CANCELLED, "The answer was aborted.");
+        take_error(g, &err);
+    }
 }
 
 static bool has_room(const struct gen *g)
@@ -162,14 +181,14 @@ static bool has_room(const struct gen *g)
 /* The role at once, then chunks of chunk_tokens. */
 static void stream_choice(struct choice *c, bool token)
 {
-    bool items = c->g->api == GEN_RESPONSES;
-    if (!items)
+    const struct gen_items *form = gen_items(c->g);
+    if (!form)
         sse_add_begin(c);
     c->n_held += token;
     if (!c->done && c->n_held < c->g->chunk_tokens)
         return;
-    if (items)
-        responses_take(c);
+    if (form)
+        form->take(c);
     else
         sse_add_event(c, c->n_held > 0);
     c->n_held = 0;
@@ -211,8 +230,8 @@ bool gen_pump(struct gen *g)
     if (entries <= 0 && !over)
         loop_ring(g->x); /* there is more to write, after the others' turn */
     if (over && g->stream && !g->closed) {
-        if (g->api == GEN_RESPONSES)
-            responses_add_end(g);
+        if (gen_items(g))
+            gen_items(g)->add_end(g);
         else
             sse_add_end(g);
         g->closed = true;
@@ -224,8 +243,8 @@ void gen_reply(struct gen *g)
 {
     if (g->error_status)
         error_reply(g->x, g->error_status, g->error_param, "%s", g->error_message);
-    else if (g->api == GEN_RESPONSES)
-        responses_write(g, &g->x->reply);
+    else if (gen_items(g))
+        gen_items(g)->write(g, &g->x->reply);
     else
         answer_write(g, &g->x->reply);
     if (!g->error_status)

@@ -18,8 +18,9 @@
 /* Log-probabilities that an answer may hold at once: some 150 MB. */
 #define GEN_LOGPROBS_MAX (1 << 21)
 
-enum gen_api { GEN_COMPLETION, GEN_CHAT, GEN_RESPONSES }; /* the last is a chat, too */
+enum gen_api { GEN_COMPLETION, GEN_CHAT, GEN_RESPONSES, GEN_ANTHROPIC }; /* the last two are chats, too */
 
+struct anthropic;
 struct responses;
 
 struct gen_call {
@@ -72,11 +73,12 @@ struct gen {
     int n_prompt_logprob;           /* the same */
     int64_t n_entry;                /* log-probabilities of the answer's tokens so far */
     int n_choice, n_prompt, n_done;
-    int most_tokens;       /* of the choices that are done */
-    struct choice *choice; /* (n_choice) */
-    json_t *request;       /* the body, for the parsers' tools */
-    struct buf settings;   /* of GEN_RESPONSES: what the answer repeats of its request, as JSON */
-    struct responses *responses;
+    int most_tokens;             /* of the choices that are done */
+    struct choice *choice;       /* (n_choice) */
+    json_t *request;             /* the body, for the parsers' tools */
+    struct buf settings;         /* of GEN_RESPONSES: what the answer repeats of its request, as JSON */
+    struct responses *responses; /* what the answer's form has to remember, if it is this one */
+    struct anthropic *anthropic;
     char id[EXCHANGE_ID_MAX + 16];
     int64_t created_s;
     uint64_t arrival_us; /* wall clock */
@@ -100,6 +102,17 @@ enum nyb_code gen_submit(struct gen *g, int i, const struct nyb_request *r,
                          struct nyb_err *err) NYB_MUST_CHECK;
 
 bool gen_is_chat(const struct gen *g);
+/* How an answer is written that is a list of items, which follow one another and are made as the parts of its
+ * one choice arrive. */
+struct gen_items {
+    void (*take)(struct choice *c);              /* what has come since the last time      */
+    void (*take_call)(struct choice *c);         /* the call that choice.call has, complete */
+    void (*add_end)(struct gen *g);              /* the last events of a stream             */
+    void (*write)(struct gen *g, struct buf *b); /* all of it                               */
+    bool knows_no_abort;                         /* an answer that was aborted is an error  */
+};
+/* NULL: it is none. */
+const struct gen_items *gen_items(const struct gen *g);
 /* "chatcmpl-" and the like before it. */
 void gen_set_id(struct gen *g, const char *id);
 /* The id by which the request can be aborted: the client's own, or the exchange's. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "server/anthropic_input.h"
 #include "server/error.h"
 #include "server/params_json.h"
 #include "server/refuse.h"
@@ -268,16 +269,17 @@ enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt,
     return NYB_OK;
 }
 
-/* A request of the Responses API becomes a chat before anything else looks at it. */
+/* A request of another API becomes a chat before anything else looks at it. */
 static enum nyb_code open_job(struct request_job *j, struct exchange *x, enum gen_api api,
                               struct nyb_err *err)
 {
     struct buf settings = {0};
-    if (api == GEN_RESPONSES) {
+    if (api == GEN_RESPONSES || api == GEN_ANTHROPIC) {
         json_t *asked = j->body;
         j->body = NULL;
-        enum nyb_code code = responses_input(asked, &j->body, err);
-        if (code == NYB_OK)
+        enum nyb_code code = api == GEN_RESPONSES ? responses_input(asked, &j->body, err)
+                                                  : anthropic_input(asked, &j->body, err);
+        if (code == NYB_OK && api == GEN_RESPONSES)
             code = responses_settings(asked, &settings, err);
         json_decref(asked);
         if (code != NYB_OK) {
@@ -299,12 +301,17 @@ void request_answer(struct exchange *x, enum gen_api api, request_start_fn *star
         return;
     arena_init(&j.arena, 4096);
     enum nyb_code code = open_job(&j, x, api, &err);
-    if (code == NYB_OK && start(&j, &err) == NYB_OK) {
+    if (code == NYB_OK) {
+        code = start(&j, &err);
+        if (code != NYB_OK && api == GEN_RESPONSES)
+            responses_rename_fault(&err);
+        if (code != NYB_OK && api == GEN_ANTHROPIC)
+            anthropic_rename_fault(&err);
+    }
+    if (code == NYB_OK) {
         x->gen = j.g;
     } else {
         gen_close(j.g);
-        if (api == GEN_RESPONSES)
-            responses_rename_fault(&err);
         error_reply_err(x, &err);
     }
     arena_free(&j.arena);

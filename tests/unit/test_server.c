@@ -217,7 +217,7 @@ static void test_routes_that_are_near(void **state)
     assert_string_equal(near_path("/"), "/v1/models");
     assert_string_equal(near_path("/healthz"), "/health");
     assert_string_equal(near_path("/api/chat"), "/v1/chat/completions");
-    assert_string_equal(near_path("/v1/messages/"), "/v1/chat/completions");
+    assert_string_equal(near_path("/messages/"), "/v1/messages");
     assert_string_equal(near_path("/v1/responses/input_tokens"), "/tokenize");
     assert_string_equal(near_path("//v1//is_sleeping//"), "/v1/is_paused");
     assert_string_equal(near_path("//"), "/v1/models");

@@ -194,6 +194,9 @@ static void test_config_units(void **state)
     assert_int_equal(c.tensor_parallel_size, 2);
     assert_int_equal(config_set(&c, "tensor-parallel-size", "65", NULL, &err), NYB_E_ARG);
     assert_int_equal(config_set(&c, "pipeline-parallel-size", "2", NULL, &err), NYB_E_ARG);
+    assert_int_equal(config_set(&c, "tool-parser-plugin", "", NULL, &err), NYB_OK);
+    assert_int_equal(config_set(&c, "tool-parser-plugin", "x.py", NULL, &err), NYB_E_ARG);
+    assert_non_null(strstr(err.message, "can only be empty"));
     config_free(&c);
 }
 

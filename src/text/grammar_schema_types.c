@@ -26,31 +26,6 @@ static enum nyb_code take_count(struct schema *s, const json_t *schema, const ch
 
 /* ---- strings --------------------------------------------------------------------------------------- */
 
-#define TIME "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-#define DATE                                                                                                 \
-    "[0-9]{3}[1-9]-(((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01]))|((0[469]|11)-(0[1-9]|[12][0-9]|30))|(02-(0[" \
-    "1-"                                                                                                     \
-    "9]|1[0-9]|2[0-8])))"
-#define LABEL "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-#define BYTE  "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-
-/* RFC 3339, 1123, 5321 (the common part), 3986, 4122: texts that every reader of the format accepts. February
- * has 28 days, and years do not end in 0, so that no year 0 occurs. */
-static const struct {
-    const char *name, *regex;
-} formats[] = {
-    {"date", "^" DATE "$"},
-    {"time", "^" TIME "$"},
-    {"date-time", "^" DATE "T" TIME "$"},
-    {"uuid", "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"},
-    {"ipv4", "^" BYTE "\\." BYTE "\\." BYTE "\\." BYTE "$"},
-    {"hostname", "^" LABEL "(\\." LABEL "){0,7}$"},
-    {"email", "^[A-Za-z0-9_+-]{1,32}(\\.[A-Za-z0-9_+-]{1,16}){0,3}@" LABEL "(\\." LABEL "){1,3}$"},
-    {"uri",
-     "^[A-Za-z][A-Za-z0-9+.-]{0,15}://" LABEL "(\\." LABEL "){0,7}(:[0-9]{1,4})?(/[A-Za-z0-9._~-]{0,64}){"
-     "0,16}(\\?[A-Za-z0-9._~=&-]{0,256})?$"},
-};
-
 static enum nyb_code in_quotes(struct schema *s, const char *regex, uint32_t *node)
 {
     struct grammar_ast *g = s->j->g;
@@ -63,6 +38,7 @@ static enum nyb_code in_quotes(struct schema *s, const char *regex, uint32_t *no
 enum nyb_code schema_string(struct schema *s, const json_t *schema, uint32_t *node)
 {
     const json_t *pattern = json_object_get(schema, "pattern"), *format = json_object_get(schema, "format");
+    const char *regex = NULL;
     uint32_t min = 0, max = GRAMMAR_REPEAT;
     TRY(take_count(s, schema, "minLength", &min));
     TRY(take_count(s, schema, "maxLength", &max));
@@ -70,18 +46,14 @@ enum nyb_code schema_string(struct schema *s, const json_t *schema, uint32_t *no
         return schema_wrong(s, "pattern", "a string");
     if (format && !json_is_string(format))
         return schema_wrong(s, "format", "a string");
-    if ((pattern || format) && (min > 0 || max != GRAMMAR_REPEAT))
-        return schema_refuse(s, min > 0 ? "minLength" : "maxLength", "together with pattern or format");
-    if (pattern && format)
-        return schema_refuse(s, "format", "together with pattern");
-    if (pattern)
-        return in_quotes(s, json_string_value(pattern), node);
-    for (size_t i = 0; format && i < COUNT_OF(formats); i++)
-        if (!strcmp(json_string_value(format), formats[i].name))
-            return in_quotes(s, formats[i].regex, node);
+    if (pattern && (min > 0 || max != GRAMMAR_REPEAT))
+        return schema_refuse(s, min > 0 ? "minLength" : "maxLength", "together with pattern");
     if (format)
-        return schema_refuse(s, "format",
-                             "known are date, time, date-time, uuid, ipv4, hostname, email, uri");
+        TRY(schema_format(s, format, min, max, &regex));
+    if (pattern && regex)
+        return schema_refuse(s, "format", "together with pattern");
+    if (pattern || regex)
+        return in_quotes(s, pattern ? json_string_value(pattern) : regex, node);
     *node = min <= max ? grammar_json_string(s->j, min, max) : grammar_never(s->j->g);
     return NYB_OK;
 }
@@ -121,6 +93,15 @@ static enum nyb_code take_bound(struct schema *s, const json_t *schema, const ch
     return NYB_OK;
 }
 
+static void take_format(const json_t *schema, struct bounds *b)
+{
+    int64_t lo = -INT_END, hi = INT_END;
+    schema_integer_format(json_object_get(schema, "format"), &lo, &hi);
+    b->any = b->any || lo > -INT_END || hi < INT_END;
+    b->int_lo = lo > b->int_lo ? lo : b->int_lo;
+    b->int_hi = hi < b->int_hi ? hi : b->int_hi;
+}
+
 /* Between two whole numbers, or one of them: n.f with n from lo to hi - 1, and -m.f with m from -hi to
  * -lo - 1; the fraction does not end in 0 and so is none. */
 static uint32_t bounded_number(struct schema *s, const struct bounds *b)
@@ -148,6 +129,8 @@ enum nyb_code schema_number(struct schema *s, const json_t *schema, bool integer
     TRY(take_bound(s, schema, "maximum", integer, false, false, &b));
     TRY(take_bound(s, schema, "exclusiveMinimum", integer, true, true, &b));
     TRY(take_bound(s, schema, "exclusiveMaximum", integer, false, true, &b));
+    if (integer)
+        take_format(schema, &b);
     if (!b.any)
         *node = integer ? grammar_json_integer(s->j) : grammar_json_number(s->j);
     else

@@ -38,41 +38,13 @@ static enum nyb_code read_logprobs(struct chat *c, struct nyb_err *err)
     return NYB_OK;
 }
 
-/* Variables for the template that are fields of the request, too. */
-static enum nyb_code read_kwargs(struct chat *c, char **out, struct nyb_err *err)
-{
-    static const char *const field[] = {"enable_thinking", "reasoning_effort", "documents"};
-    const json_t *effort = json_object_get(c->j->body, "reasoning_effort");
-    const json_t *documents = json_object_get(c->j->body, "documents");
-    const json_t *kwargs = json_object_get(c->j->body, "chat_template_kwargs");
-    bool thinking = false;
-    *out = NULL;
-    TRY(params_bool(c->j->body, "enable_thinking", &thinking, err));
-    if (effort && !json_is_null(effort) && !params_is_string(effort))
-        return params_wrong_type(err, "reasoning_effort", "a string", effort);
-    if (documents && !json_is_null(documents) && !json_is_array(documents))
-        return params_wrong_type(err, "documents", "a list of documents", documents);
-    if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
-        return params_wrong_type(err, "chat_template_kwargs", "an object", kwargs);
-    json_t *all = json_is_object(kwargs) ? json_copy((json_t *)(uintptr_t)kwargs) : json_object();
-    for (size_t i = 0; i < COUNT_OF(field); i++) {
-        json_t *v = json_object_get(c->j->body, field[i]);
-        if (v && !json_is_null(v) && !json_object_get(all, field[i]))
-            json_object_set(all, field[i], v);
-    }
-    if (json_object_size(all))
-        *out = json_dumps(all, JSON_COMPACT);
-    json_decref(all);
-    return NYB_OK;
-}
-
 /* The ids go into the arena, the text to the answer, whose parser looks at its end. */
 static enum nyb_code render(struct chat *c, struct nyb_chat *chat, struct nyb_err *err)
 {
     const json_t *tools = json_object_get(c->j->body, "tools");
     int32_t *ids;
     char *kwargs;
-    TRY(read_kwargs(c, &kwargs, err));
+    TRY(messages_read_kwargs(c->j->body, &kwargs, err));
     char *messages = json_dumps(json_object_get(c->j->body, "messages"), JSON_COMPACT);
     char *tool_text = json_is_array(tools) ? json_dumps(tools, JSON_COMPACT) : NULL;
     chat->messages = messages;

@@ -1,4 +1,4 @@
-/* POST /tokenize and /detokenize, and /v1/messages/count_tokens */
+/* POST /tokenize and /detokenize, /apply-template, and /v1/messages/count_tokens */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,43 +10,46 @@
 #include "server/route.h"
 #include "server/tool_choice.h"
 
+/* prompt: as text, too; may be NULL. */
 static enum nyb_code tokenize_messages(const struct server *s, json_t *body, int32_t **ids, size_t *n,
-                                       struct nyb_err *err)
+                                       char **prompt, struct nyb_err *err)
 {
     struct nyb_chat chat = {.add_generation_prompt = true};
     TRY(tool_choice_normalize(body, err));
     json_t *messages = json_object_get(body, "messages");
-    const json_t *tools = json_object_get(body, "tools"),
-                 *kwargs = json_object_get(body, "chat_template_kwargs");
+    const json_t *tools = json_object_get(body, "tools");
+    char *kwargs;
     TRY(messages_normalize(messages, err));
     TRY(params_bool(body, "add_generation_prompt", &chat.add_generation_prompt, err));
     TRY(params_bool(body, "continue_final_message", &chat.continue_final_message, err));
     if (tools)
         TRY(messages_check_tools(tools, err));
-    if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
-        return params_wrong_type(err, "chat_template_kwargs", "an object", kwargs);
+    TRY(messages_read_kwargs(body, &kwargs, err));
     char *text = json_dumps(messages, JSON_COMPACT);
     char *tool_text = json_is_array(tools) ? json_dumps(tools, JSON_COMPACT) : NULL;
-    char *kwargs_text = json_is_object(kwargs) ? json_dumps(kwargs, JSON_COMPACT) : NULL;
     chat.messages = text;
     chat.tools = tool_text;
-    chat.kwargs = kwargs_text;
-    enum nyb_code code = nyb_render_chat(s->engine, &chat, ids, n, NULL, err);
+    chat.kwargs = kwargs;
+    enum nyb_code code = nyb_render_chat(s->engine, &chat, ids, n, prompt, err);
     messages_say_who_refuses(code, err);
     free(text);
     free(tool_text);
-    free(kwargs_text);
+    free(kwargs);
     return code;
 }
 
 static enum nyb_code tokenize(const struct server *s, json_t *body, int32_t **ids, size_t *n,
                               struct nyb_err *err)
 {
-    const json_t *prompt = json_object_get(body, "prompt");
-    bool special = true;
+    const json_t *prompt = json_object_get(body, "prompt"), *content = json_object_get(body, "content");
+    bool special = prompt || !content;
     TRY(request_check_model(s, body, err));
     if (json_object_get(body, "messages"))
-        return tokenize_messages(s, body, ids, n, err);
+        return tokenize_messages(s, body, ids, n, NULL, err);
+    if (!prompt && content) { /* llama.cpp's names */
+        prompt = content;
+        TRY(params_bool(body, "add_special", &special, err));
+    }
     if (!prompt)
         return err_at(err, NYB_E_ARG, "prompt", -1, "prompt or messages must be given. (parameter=prompt)");
     if (!params_is_string(prompt))
@@ -94,6 +97,36 @@ void api_tokenize(struct exchange *x)
     json_decref(body);
 }
 
+static enum nyb_code render(struct exchange *x, json_t *body, struct nyb_err *err)
+{
+    int32_t *ids = NULL;
+    size_t n;
+    char *prompt = NULL;
+    TRY(request_check_model(x->s, body, err));
+    enum nyb_code code = tokenize_messages(x->s, body, &ids, &n, &prompt, err);
+    if (code == NYB_OK) {
+        x->status = 200;
+        buf_add_str(&x->reply, "{\"prompt\":");
+        json_add_string(&x->reply, prompt, strlen(prompt));
+        buf_add_byte(&x->reply, '}');
+    }
+    nyb_free(ids);
+    nyb_free(prompt);
+    return code;
+}
+
+/* llama.cpp's: what a model reads of messages. */
+void api_apply_template(struct exchange *x)
+{
+    struct nyb_err err = {0};
+    json_t *body = request_parse(x);
+    if (!body)
+        return;
+    if (render(x, body, &err) != NYB_OK)
+        error_reply_err(x, &err);
+    json_decref(body);
+}
+
 static enum nyb_code count(struct exchange *x, const json_t *asked, struct nyb_err *err)
 {
     json_t *chat;
@@ -101,7 +134,7 @@ static enum nyb_code count(struct exchange *x, const json_t *asked, struct nyb_e
     size_t n;
     TRY(request_check_model(x->s, asked, err));
     TRY(anthropic_input(asked, &chat, err));
-    enum nyb_code code = tokenize_messages(x->s, chat, &ids, &n, err);
+    enum nyb_code code = tokenize_messages(x->s, chat, &ids, &n, NULL, err);
     if (code != NYB_OK)
         anthropic_rename_fault(err);
     json_decref(chat);
@@ -149,6 +182,8 @@ static enum nyb_code detokenize(struct exchange *x, const json_t *body, struct a
     TRY(nyb_detokenize(x->s->engine, ids, n, true, &text, &len, err));
     x->status = 200;
     buf_add_str(&x->reply, "{\"prompt\":");
+    json_add_string(&x->reply, text, len);
+    buf_add_str(&x->reply, ",\"content\":"); /* llama.cpp's name */
     json_add_string(&x->reply, text, len);
     buf_add_byte(&x->reply, '}');
     nyb_free(text);

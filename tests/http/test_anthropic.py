@@ -165,6 +165,23 @@ class Messages(unittest.TestCase):
         counted = self.server.post("/v1/messages/count_tokens", {"messages": messages})[1]
         self.assertEqual(counted["input_tokens"], other["usage"]["prompt_tokens"])
 
+    def test_prompts_by_themselves(self):
+        """/tokenize and /apply-template take what chats take, and llama.cpp's names."""
+        for more, end in (({}, "</think>"), ({"enable_thinking": True}, "<think>"), ({"add_generation_prompt": False}, "time"),
+                          ({"chat_template_kwargs": {"enable_thinking": True}}, "<think>")):
+            chat = {"messages": USER, **more}
+            status, shown = self.server.post("/apply-template", chat)
+            self.assertEqual((status, shown), (200, {"prompt": "[user]Once upon a time" + ("" if end == "time" else end)}))
+            tokens = self.server.post("/tokenize", chat)[1]["tokens"]
+            self.assertEqual(self.chat(max_tokens=1, **chat)["usage"]["prompt_tokens"], len(tokens))
+            plain = self.server.post("/tokenize", {"content": shown["prompt"]})[1]["tokens"]
+            self.assertEqual(plain, self.server.post("/tokenize", {"prompt": shown["prompt"], "add_special_tokens": False})[1]["tokens"])
+            self.assertEqual(self.server.post("/detokenize", {"tokens": plain})[1]["content"], shown["prompt"])
+        for body, param in (({}, "messages"), ({"messages": USER, "enable_thinking": 5}, "enable_thinking"),
+                            ({"messages": USER, "model": "x"}, "model")):
+            status, answer = self.server.post("/apply-template", body)
+            self.assertEqual((status, answer["error"]["param"]), (404 if param == "model" else 400, param), answer)
+
     def test_calls(self):
         for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "go"}):
             with self.subTest(choice):

@@ -1,4 +1,5 @@
-/* POST /tokenize and /detokenize, /apply-template, and /v1/messages/count_tokens */
+/* POST /tokenize and /detokenize, /apply-template, /v1/messages/count_tokens and /v1/responses/input_tokens
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,6 +8,7 @@
 #include "server/messages.h"
 #include "server/params_json.h"
 #include "server/request.h"
+#include "server/responses_input.h"
 #include "server/route.h"
 #include "server/tool_choice.h"
 
@@ -127,34 +129,55 @@ void api_apply_template(struct exchange *x)
     json_decref(body);
 }
 
-static enum nyb_code count(struct exchange *x, const json_t *asked, struct nyb_err *err)
+/* The other APIs' questions of how long a prompt is. */
+struct counted {
+    enum nyb_code (*input)(const json_t *asked, json_t **chat, struct nyb_err *err);
+    void (*rename_fault)(struct nyb_err *err);
+    const char *begin; /* of the reply, up to the number */
+};
+
+static enum nyb_code count(struct exchange *x, const json_t *asked, const struct counted *api,
+                           struct nyb_err *err)
 {
     json_t *chat;
     int32_t *ids = NULL;
     size_t n;
     TRY(request_check_model(x->s, asked, err));
-    TRY(anthropic_input(asked, &chat, err));
+    TRY(api->input(asked, &chat, err));
     enum nyb_code code = tokenize_messages(x->s, chat, &ids, &n, NULL, err);
     if (code != NYB_OK)
-        anthropic_rename_fault(err);
+        api->rename_fault(err);
     json_decref(chat);
     nyb_free(ids);
     if (code == NYB_OK) {
         x->status = 200;
-        buf_printf(&x->reply, "{\"input_tokens\":%zu}", n);
+        buf_printf(&x->reply, "%s%zu}", api->begin, n);
     }
     return code;
 }
 
-void api_count_tokens(struct exchange *x)
+static void reply_count(struct exchange *x, const struct counted *api)
 {
     struct nyb_err err = {0};
     json_t *asked = request_parse(x);
     if (!asked)
         return;
-    if (count(x, asked, &err) != NYB_OK)
+    if (count(x, asked, api, &err) != NYB_OK)
         error_reply_err(x, &err);
     json_decref(asked);
+}
+
+void api_count_tokens(struct exchange *x)
+{
+    static const struct counted anthropic = {anthropic_input, anthropic_rename_fault, "{\"input_tokens\":"};
+    reply_count(x, &anthropic);
+}
+
+void api_count_responses(struct exchange *x)
+{
+    static const struct counted responses = {responses_input, responses_rename_fault,
+                                             "{\"object\":\"response.input_tokens\",\"input_tokens\":"};
+    reply_count(x, &responses);
 }
 
 static enum nyb_code check_ids(const struct server *s, const int32_t *ids, size_t n, struct nyb_err *err)

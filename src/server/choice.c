@@ -24,7 +24,7 @@ static void drop_logprobs(struct choice *c)
 /* Items follow one another: text of another kind ends what is there. */
 static void take_other(struct choice *c, const struct buf *other)
 {
-    const struct gen_items *form = gen_items(c->g);
+    const struct gen_form *form = gen_form(c->g);
     if (form && other->len)
         form->take(c);
 }
@@ -43,8 +43,8 @@ static void end_call(struct choice *c)
     struct buf *b = &c->calls;
     if (c->g->one_call && c->n_call > 0)
         return;
-    if (gen_items(c->g)) {
-        gen_items(c->g)->take_call(c);
+    if (gen_form(c->g)) {
+        gen_form(c->g)->take_call(c);
         c->n_call++;
         return;
     }
@@ -151,8 +151,8 @@ bool choice_take_prompt(struct choice *c, int *entries)
 {
     const struct gen *g = c->g;
     bool echo = g->api == GEN_COMPLETION && c->echo && g->n_logprob != NYB_UNSET;
-    bool list = g->n_prompt_logprob != NYB_UNSET &&
-                (g->api == GEN_COMPLETION || (g->api == GEN_CHAT && c->index == 0));
+    bool list =
+        g->n_prompt_logprob != NYB_UNSET && (!gen_is_chat(g) || (g->api == GEN_CHAT && c->index == 0));
     size_t n = 0;
     if (!c->began && (echo || list))
         (void)nyb_stream_prompt(c->stream, &n);
@@ -160,7 +160,8 @@ bool choice_take_prompt(struct choice *c, int *entries)
         if (echo)
             *entries -= logprob_add_prompt(c, c->prompt_at);
         if (list)
-            *entries -= logprob_add_prompt_list(c, c->prompt_at);
+            *entries -= g->api == GEN_SGLANG ? sglang_add_prompt_logprob(c, c->prompt_at)
+                                             : logprob_add_prompt_list(c, c->prompt_at);
     }
     return c->prompt_at >= n;
 }

@@ -17,11 +17,13 @@
     1024 /* log-probabilities of prompts that are written at a time: one or two milliseconds */
 
 static const char *const id_prefix[] = {[GEN_COMPLETION] = "cmpl-",
+                                        [GEN_SGLANG] = "",
                                         [GEN_CHAT] = "chatcmpl-",
                                         [GEN_RESPONSES] = "resp_",
                                         [GEN_ANTHROPIC] = "msg_"};
 
-static const struct gen_items items[] = {
+static const struct gen_form forms[] = {
+    [GEN_SGLANG] = {sglang_take, NULL, sglang_add_end, sglang_write, false},
     [GEN_RESPONSES] = {responses_take, responses_take_call, responses_add_end, responses_write, false},
     [GEN_ANTHROPIC] = {anthropic_take, anthropic_take_call, anthropic_add_end, anthropic_write, true},
 };
@@ -33,12 +35,12 @@ void gen_set_id(struct gen *g, const char *id)
 
 bool gen_is_chat(const struct gen *g)
 {
-    return g->api != GEN_COMPLETION;
+    return g->api >= GEN_CHAT;
 }
 
-const struct gen_items *gen_items(const struct gen *g)
+const struct gen_form *gen_form(const struct gen *g)
 {
-    return items[g->api].take ? &items[g->api] : NULL;
+    return forms[g->api].take ? &forms[g->api] : NULL;
 }
 
 struct gen *gen_open(struct exchange *x, enum gen_api api, json_t *request)
@@ -111,7 +113,7 @@ const char *gen_bare_id(const char *id)
 {
     for (size_t i = 0; i < COUNT_OF(id_prefix); i++) {
         size_t n = strlen(id_prefix[i]);
-        if (!strncmp(id, id_prefix[i], n))
+        if (n > 0 && !strncmp(id, id_prefix[i], n))
             return id + n;
     }
     return id;
@@ -166,7 +168,7 @@ static void finish_choice(struct gen *g, struct choice *c)
         x->prompt_tokens += c->usage.prompt_tokens;
     x->completion_tokens += c->usage.completion_tokens;
     metrics_count_choice(&x->s->metrics, c);
-    if (c->finish == NYB_FINISH_ABORT && gen_items(g) && gen_items(g)->knows_no_abort) {
+    if (c->finish == NYB_FINISH_ABORT && gen_form(g) && gen_form(g)->knows_no_abort) {
         struct nyb_err err;
         (void)err_set(&err, x->s->draining ? NYB_E_CLOSED : NYB_E_CANCELLED, "The answer was aborted.");
         take_error(g, &err);
@@ -181,7 +183,7 @@ static bool has_room(const struct gen *g)
 /* The role at once, then chunks of chunk_tokens. */
 static void stream_choice(struct choice *c, bool token)
 {
-    const struct gen_items *form = gen_items(c->g);
+    const struct gen_form *form = gen_form(c->g);
     if (!form)
         sse_add_begin(c);
     c->n_held += token;
@@ -230,8 +232,8 @@ bool gen_pump(struct gen *g)
     if (entries <= 0 && !over)
         loop_ring(g->x); /* there is more to write, after the others' turn */
     if (over && g->stream && !g->closed) {
-        if (gen_items(g))
-            gen_items(g)->add_end(g);
+        if (gen_form(g))
+            gen_form(g)->add_end(g);
         else
             sse_add_end(g);
         g->closed = true;
@@ -243,8 +245,8 @@ void gen_reply(struct gen *g)
 {
     if (g->error_status)
         error_reply(g->x, g->error_status, g->error_param, "%s", g->error_message);
-    else if (gen_items(g))
-        gen_items(g)->write(g, &g->x->reply);
+    else if (gen_form(g))
+        gen_form(g)->write(g, &g->x->reply);
     else
         answer_write(g, &g->x->reply);
     if (!g->error_status)

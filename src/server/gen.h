@@ -13,12 +13,19 @@
 
 #include "base/json.h"
 #include "server/exchange.h"
+#include "server/sglang.h"
 #include "text/parse.h"
 
 /* Log-probabilities that an answer may hold at once: some 150 MB. */
 #define GEN_LOGPROBS_MAX (1 << 21)
 
-enum gen_api { GEN_COMPLETION, GEN_CHAT, GEN_RESPONSES, GEN_ANTHROPIC }; /* the last two are chats, too */
+enum gen_api {
+    GEN_COMPLETION,
+    GEN_SGLANG,
+    GEN_CHAT,
+    GEN_RESPONSES,
+    GEN_ANTHROPIC
+}; /* chats from GEN_CHAT on */
 
 struct anthropic;
 struct responses;
@@ -79,6 +86,7 @@ struct gen {
     struct buf settings;         /* of GEN_RESPONSES: what the answer repeats of its request, as JSON */
     struct responses *responses; /* what the answer's form has to remember, if it is this one */
     struct anthropic *anthropic;
+    struct sglang sglang;
     char id[EXCHANGE_ID_MAX + 16];
     int64_t created_s;
     uint64_t arrival_us; /* wall clock */
@@ -102,9 +110,9 @@ enum nyb_code gen_submit(struct gen *g, int i, const struct nyb_request *r,
                          struct nyb_err *err) NYB_MUST_CHECK;
 
 bool gen_is_chat(const struct gen *g);
-/* How an answer is written that is a list of items, which follow one another and are made as the parts of its
- * one choice arrive. */
-struct gen_items {
+/* How an answer is written that has a form of its own. Of chats that is a list of items, which follow one
+ * another and are made as the parts of the one choice arrive. */
+struct gen_form {
     void (*take)(struct choice *c);              /* what has come since the last time      */
     void (*take_call)(struct choice *c);         /* the call that choice.call has, complete */
     void (*add_end)(struct gen *g);              /* the last events of a stream             */
@@ -112,7 +120,7 @@ struct gen_items {
     bool knows_no_abort;                         /* an answer that was aborted is an error  */
 };
 /* NULL: it is none. */
-const struct gen_items *gen_items(const struct gen *g);
+const struct gen_form *gen_form(const struct gen *g);
 /* "chatcmpl-" and the like before it. */
 void gen_set_id(struct gen *g, const char *id);
 /* The id by which the request can be aborted: the client's own, or the exchange's. */

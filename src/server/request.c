@@ -11,6 +11,7 @@
 #include "server/refuse.h"
 #include "server/responses_input.h"
 #include "server/responses_settings.h"
+#include "server/sglang_input.h"
 #include "text/chat_json.h"
 
 /* chat_json_parse counts bytes with its marks for big integers in between, so the place of the fault is
@@ -269,27 +270,53 @@ enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt,
     return NYB_OK;
 }
 
-/* A request of another API becomes a chat before anything else looks at it. */
+/* A request of another API becomes a chat or a completion before anything else looks at it. */
+static enum nyb_code translate(enum gen_api api, const json_t *asked, json_t **body, struct buf *settings,
+                               struct sglang *sglang, struct nyb_err *err)
+{
+    switch (api) {
+    case GEN_RESPONSES:
+        TRY(responses_input(asked, body, err));
+        return responses_settings(asked, settings, err);
+    case GEN_ANTHROPIC:
+        return anthropic_input(asked, body, err);
+    case GEN_SGLANG:
+        return sglang_input(asked, body, sglang, err);
+    case GEN_COMPLETION:
+    case GEN_CHAT:
+        break;
+    }
+    *body = json_incref((json_t *)(uintptr_t)asked);
+    return NYB_OK;
+}
+
+static void rename_back(enum gen_api api, struct nyb_err *err)
+{
+    if (api == GEN_RESPONSES)
+        responses_rename_fault(err);
+    if (api == GEN_ANTHROPIC)
+        anthropic_rename_fault(err);
+    if (api == GEN_SGLANG)
+        sglang_rename_fault(err);
+}
+
 static enum nyb_code open_job(struct request_job *j, struct exchange *x, enum gen_api api,
                               struct nyb_err *err)
 {
     struct buf settings = {0};
-    if (api == GEN_RESPONSES || api == GEN_ANTHROPIC) {
-        json_t *asked = j->body;
-        j->body = NULL;
-        enum nyb_code code = api == GEN_RESPONSES ? responses_input(asked, &j->body, err)
-                                                  : anthropic_input(asked, &j->body, err);
-        if (code == NYB_OK && api == GEN_RESPONSES)
-            code = responses_settings(asked, &settings, err);
-        json_decref(asked);
-        if (code != NYB_OK) {
-            buf_free(&settings);
-            return code;
-        }
+    struct sglang sglang = {0};
+    json_t *asked = j->body;
+    j->body = NULL;
+    enum nyb_code code = translate(api, asked, &j->body, &settings, &sglang, err);
+    json_decref(asked);
+    if (code != NYB_OK) {
+        buf_free(&settings);
+        return code;
     }
     params_merge_metadata(j->body);
     j->g = gen_open(x, api, j->body);
     j->g->settings = settings;
+    j->g->sglang = sglang;
     return NYB_OK;
 }
 
@@ -303,10 +330,8 @@ void request_answer(struct exchange *x, enum gen_api api, request_start_fn *star
     enum nyb_code code = open_job(&j, x, api, &err);
     if (code == NYB_OK) {
         code = start(&j, &err);
-        if (code != NYB_OK && api == GEN_RESPONSES)
-            responses_rename_fault(&err);
-        if (code != NYB_OK && api == GEN_ANTHROPIC)
-            anthropic_rename_fault(&err);
+        if (code != NYB_OK)
+            rename_back(api, &err);
     }
     if (code == NYB_OK) {
         x->gen = j.g;

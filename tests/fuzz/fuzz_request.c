@@ -13,6 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #include "server/params_json.h"
 #include "server/request.h"
 #include "server/responses_input.h"
+#include "server/sglang_input.h"
 #include "server/tool_choice.h"
 #include "text/chat_json.h"
 
@@ -65,6 +66,17 @@ static void try_anthropic(const json_t *body)
     json_decref(chat);
 }
 
+static void try_sglang(const json_t *body)
+{
+    struct nyb_err err;
+    struct sglang how;
+    json_t *completion;
+    if (sglang_input(body, &completion, &how, &err) != NYB_OK)
+        ASSERT(err.where[0] && err.message[0]);
+    else
+        json_decref(completion);
+}
+
 static void try_common(json_t *body, const struct nyb_sampling *s)
 {
     struct serve_config config = {0};
@@ -114,6 +126,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         ASSERT(err_http_status(err.code) == 400);
     try_responses(body);
     try_anthropic(body);
+    try_sglang(body);
     try_messages(body);
     arena_free(&a);
     json_decref(body);

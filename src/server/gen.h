@@ -114,12 +114,12 @@ bool gen_is_chat(const struct gen *g);
  * another and are made as the parts of the one choice arrive. */
 struct gen_form {
     void (*take)(struct choice *c);              /* what has come since the last time      */
-    void (*take_call)(struct choice *c);         /* the call that choice.call has, complete */
+    void (*take_call)(struct choice *c);         /* the call that choice.call has; of chats */
     void (*add_end)(struct gen *g);              /* the last events of a stream             */
     void (*write)(struct gen *g, struct buf *b); /* all of it                               */
     bool knows_no_abort;                         /* an answer that was aborted is an error  */
 };
-/* NULL: it is none. */
+/* NULL: that of OpenAI's chats and completions. */
 const struct gen_form *gen_form(const struct gen *g);
 /* "chatcmpl-" and the like before it. */
 void gen_set_id(struct gen *g, const char *id);

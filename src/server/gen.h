@@ -55,6 +55,7 @@ struct choice {
     struct nyb_event event; /* if held: the first, which waits for them */
     char *echo;             /* the prompt's or last message's text, shown first */
     int n_held;             /* tokens since the last chunk */
+    size_t shown;           /* of GEN_SGLANG: bytes of the text in the last event */
     bool held, began, said_role, done;
     bool thinks; /* within reasoning          */
     bool hides;  /* max_tokens 0: echo alone  */

@@ -8,6 +8,9 @@
 #include "server/gen.h"
 #include "server/logprob.h"
 
+#define EACH_BYTES 16384 /* of a text, up to which each token makes an event */
+#define GROWTH     256   /* and the share by which it grows then             */
+
 static void add_comma(struct buf *b)
 {
     if (b->len)
@@ -147,10 +150,20 @@ static void add_choice(const struct choice *c, struct buf *b)
     buf_add_str(b, "}}");
 }
 
+/* Every event has the whole text, so those of a long one come only when it has grown by a share of itself:
+ * else they would cost the square of its length. */
+static bool is_worth_it(const struct choice *c)
+{
+    return c->done || c->text.len < EACH_BYTES || c->text.len - c->shown > c->text.len / GROWTH;
+}
+
 /* Of several choices each event says whose it is. */
 void sglang_take(struct choice *c)
 {
     struct buf *b = &c->g->out;
+    if (!is_worth_it(c))
+        return;
+    c->shown = c->text.len;
     buf_add_str(b, "data: ");
     add_choice(c, b);
     if (c->g->sglang.list) {

@@ -15,6 +15,13 @@ enum grammar_regex_form {
 enum nyb_code grammar_regex(struct grammar_ast *g, const char *text, size_t len, enum grammar_regex_form form,
                             uint32_t *node, struct nyb_err *err) NYB_MUST_CHECK;
 
+/* The same of a part of a JSON string of min to max characters: repetitions without end are made so few times
+ * that no text is longer. Where texts are longer or shorter all the same, fit says so. */
+enum grammar_regex_fit { GRAMMAR_REGEX_FITS, GRAMMAR_REGEX_SHORTER, GRAMMAR_REGEX_LONGER };
+enum nyb_code grammar_regex_bounded(struct grammar_ast *g, const char *text, size_t len, uint32_t min,
+                                    uint32_t max, enum grammar_regex_fit *fit, uint32_t *node,
+                                    struct nyb_err *err) NYB_MUST_CHECK;
+
 /* What is wrong at a byte of a text, which is repeated from there, if it is long the part around it.
  * source: what it is, with a space behind, or "". */
 enum nyb_code grammar_fail_at(struct nyb_err *err, const char *source, const char *text, size_t len,

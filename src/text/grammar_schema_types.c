@@ -28,12 +28,27 @@ static enum nyb_code take_count(struct schema *s, const json_t *schema, const ch
 
 /* ---- strings --------------------------------------------------------------------------------------- */
 
-static enum nyb_code in_quotes(struct schema *s, const char *regex, uint32_t *node)
+static uint32_t in_quotes(struct schema *s, uint32_t node)
 {
     struct grammar_ast *g = s->j->g;
-    TRY(grammar_regex(g, regex, strlen(regex), GRAMMAR_REGEX_JSON, node, s->err));
     uint32_t quote = grammar_range(g, '"', '"');
-    *node = grammar_cat(g, quote, grammar_cat(g, *node, quote));
+    return grammar_cat(g, quote, grammar_cat(g, node, quote));
+}
+
+static enum nyb_code take_pattern(struct schema *s, const char *pattern, uint32_t min, uint32_t max,
+                                  uint32_t *node)
+{
+    enum grammar_regex_fit fit = GRAMMAR_REGEX_FITS;
+    size_t len = strlen(pattern);
+    if (min == 0 && max == GRAMMAR_REPEAT)
+        TRY(grammar_regex(s->j->g, pattern, len, GRAMMAR_REGEX_JSON, node, s->err));
+    else
+        TRY(grammar_regex_bounded(s->j->g, pattern, len, min, max, &fit, node, s->err));
+    if (fit == GRAMMAR_REGEX_SHORTER)
+        return schema_refuse(s, "minLength", "together with this pattern, some of whose texts are shorter");
+    if (fit == GRAMMAR_REGEX_LONGER)
+        return schema_refuse(s, "maxLength", "together with this pattern, some of whose texts are longer");
+    *node = in_quotes(s, *node);
     return NYB_OK;
 }
 
@@ -48,14 +63,14 @@ enum nyb_code schema_string(struct schema *s, const json_t *schema, uint32_t *no
         return schema_wrong(s, "pattern", "a string");
     if (format && !json_is_string(format))
         return schema_wrong(s, "format", "a string");
-    if (pattern && (min > 0 || max != GRAMMAR_REPEAT))
-        return schema_refuse(s, min > 0 ? "minLength" : "maxLength", "together with pattern");
     if (format)
         TRY(schema_format(s, format, min, max, &regex));
     if (pattern && regex)
         return schema_refuse(s, "format", "together with pattern");
-    if (pattern || regex)
-        return in_quotes(s, pattern ? json_string_value(pattern) : regex, node);
+    if (pattern)
+        return take_pattern(s, json_string_value(pattern), min, max, node);
+    if (regex)
+        return take_pattern(s, regex, 0, GRAMMAR_REPEAT, node); /* which has these lengths */
     *node = min <= max ? grammar_json_string(s->j, min, max) : grammar_never(s->j->g);
     return NYB_OK;
 }

@@ -73,6 +73,8 @@ enum nyb_code grammar_choice(struct grammar_ast *g, const char *text, size_t len
 
 /* ---- grammar_range.c: decimal integers in [lo, hi] as they are written, no leading zeros. */
 uint32_t grammar_int_range(struct grammar_ast *g, int64_t lo, int64_t hi);
+/* The same of lo to hi in units of the last of so many digits behind the point, all of which are written. */
+uint32_t grammar_decimal_range(struct grammar_ast *g, int64_t lo, int64_t hi, int decimals);
 
 /* ---- grammar_schema.c: `where` is the JSON pointer of the schema in messages, "" for the whole text. */
 enum nyb_code grammar_schema(struct grammar_json *j, const json_t *schema, const char *where, uint32_t *node,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "server/chat_prompt.h"
 #include "server/constraint.h"
 #include "server/error.h"
 #include "server/messages.h"
@@ -39,25 +40,12 @@ static enum nyb_code read_logprobs(struct chat *c, struct nyb_err *err)
 }
 
 /* The ids go into the arena, the text to the answer, whose parser looks at its end. */
-static enum nyb_code render(struct chat *c, struct nyb_chat *chat, struct nyb_err *err)
+static enum nyb_code render(struct chat *c, struct nyb_err *err)
 {
-    const json_t *tools = json_object_get(c->j->body, "tools");
     int32_t *ids;
-    char *kwargs;
-    TRY(messages_read_kwargs(c->j->body, &kwargs, err));
-    char *messages = json_dumps(json_object_get(c->j->body, "messages"), JSON_COMPACT);
-    char *tool_text = json_is_array(tools) ? json_dumps(tools, JSON_COMPACT) : NULL;
-    chat->messages = messages;
-    chat->tools = tool_text;
-    chat->kwargs = kwargs;
-    enum nyb_code code =
-        nyb_render_chat(c->j->s->engine, chat, &ids, &c->prompt.n, &c->j->g->prompt_text, err);
-    messages_say_who_refuses(code, err);
+    TRY(chat_prompt_render(c->j->s, c->j->body, &ids, &c->prompt.n, &c->j->g->prompt_text, err));
     c->prompt.ids = request_keep_ids(c->j, ids, c->prompt.n);
-    free(messages);
-    free(tool_text);
-    free(kwargs);
-    return code;
+    return NYB_OK;
 }
 
 /* The prompt as ids. Its text tells the parser how the answer begins. */
@@ -91,26 +79,15 @@ static enum nyb_code append_ids(struct chat *c, struct nyb_err *err)
     return NYB_OK;
 }
 
-static enum nyb_code refuse_both(struct nyb_err *err, const char *name, const char *other)
-{
-    return err_at(err, NYB_E_ARG, name, -1, "%s and %s cannot be given together. (parameter=%s)", name, other,
-                  name);
-}
-
-/* How the prompt ends. */
-static enum nyb_code read_end(struct chat *c, struct nyb_chat *chat, struct nyb_err *err)
+/* What else bears on the prompt's ends. */
+static enum nyb_code read_ends(struct chat *c, struct nyb_err *err)
 {
     const json_t *messages = json_object_get(c->j->body, "messages");
     const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
     const char *role = json_string_value(json_object_get(last, "role"));
-    bool generation = false, special = false, echo = false;
-    TRY(params_bool(c->j->body, "add_generation_prompt", &chat->add_generation_prompt, err));
-    TRY(params_bool(c->j->body, "add_generation_prompt", &generation, err)); /* asked for by name */
-    TRY(params_bool(c->j->body, "continue_final_message", &chat->continue_final_message, err));
+    bool special = false, echo = false;
     TRY(params_bool(c->j->body, "add_special_tokens", &special, err));
     TRY(params_bool(c->j->body, "echo", &echo, err));
-    if (generation && chat->continue_final_message)
-        return refuse_both(err, "continue_final_message", "add_generation_prompt");
     if (special)
         return err_at(err, NYB_E_UNSUPPORTED, "add_special_tokens", -1,
                       "add_special_tokens is not supported in chats: the chat template writes them. "
@@ -123,13 +100,12 @@ static enum nyb_code read_end(struct chat *c, struct nyb_chat *chat, struct nyb_
 static enum nyb_code read_prompt(struct chat *c, struct nyb_err *err)
 {
     const json_t *ids = json_object_get(c->j->body, "prompt_token_ids");
-    struct nyb_chat chat = {.add_generation_prompt = true};
     if (ids && !json_is_null(ids)) {
         TRY(take_ids(c, ids, err));
     } else {
         TRY(messages_normalize(json_object_get(c->j->body, "messages"), err));
-        TRY(read_end(c, &chat, err));
-        TRY(render(c, &chat, err));
+        TRY(read_ends(c, err));
+        TRY(render(c, err));
     }
     TRY(append_ids(c, err));
     return request_truncate(c->j->s, c->j->body, &c->prompt.ids, &c->prompt.n, err);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "server/anthropic_input.h"
+#include "server/chat_prompt.h"
 #include "server/error.h"
 #include "server/messages.h"
 #include "server/params_json.h"
@@ -12,32 +13,16 @@
 #include "server/route.h"
 #include "server/tool_choice.h"
 
-/* prompt: as text, too; may be NULL. */
+/* The prompt of a chat, as /v1/chat/completions would make it. prompt: as text, too; may be NULL. */
 static enum nyb_code tokenize_messages(const struct server *s, json_t *body, int32_t **ids, size_t *n,
                                        char **prompt, struct nyb_err *err)
 {
-    struct nyb_chat chat = {.add_generation_prompt = true};
     TRY(tool_choice_normalize(body, err));
-    json_t *messages = json_object_get(body, "messages");
+    TRY(messages_normalize(json_object_get(body, "messages"), err));
     const json_t *tools = json_object_get(body, "tools");
-    char *kwargs;
-    TRY(messages_normalize(messages, err));
-    TRY(params_bool(body, "add_generation_prompt", &chat.add_generation_prompt, err));
-    TRY(params_bool(body, "continue_final_message", &chat.continue_final_message, err));
     if (tools)
         TRY(messages_check_tools(tools, err));
-    TRY(messages_read_kwargs(body, &kwargs, err));
-    char *text = json_dumps(messages, JSON_COMPACT);
-    char *tool_text = json_is_array(tools) ? json_dumps(tools, JSON_COMPACT) : NULL;
-    chat.messages = text;
-    chat.tools = tool_text;
-    chat.kwargs = kwargs;
-    enum nyb_code code = nyb_render_chat(s->engine, &chat, ids, n, prompt, err);
-    messages_say_who_refuses(code, err);
-    free(text);
-    free(tool_text);
-    free(kwargs);
-    return code;
+    return chat_prompt_render(s, body, ids, n, prompt, err);
 }
 
 static enum nyb_code tokenize(const struct server *s, json_t *body, int32_t **ids, size_t *n,

@@ -171,33 +171,6 @@ enum nyb_code messages_check_tools(const json_t *tools, struct nyb_err *err)
     return NYB_OK;
 }
 
-enum nyb_code messages_read_kwargs(const json_t *body, char **out, struct nyb_err *err)
-{
-    static const char *const field[] = {"enable_thinking", "reasoning_effort", "documents"};
-    const json_t *effort = json_object_get(body, "reasoning_effort");
-    const json_t *documents = json_object_get(body, "documents");
-    const json_t *kwargs = json_object_get(body, "chat_template_kwargs");
-    bool thinking = false;
-    *out = NULL;
-    TRY(params_bool(body, "enable_thinking", &thinking, err));
-    if (effort && !json_is_null(effort) && !params_is_string(effort))
-        return params_wrong_type(err, "reasoning_effort", "a string", effort);
-    if (documents && !json_is_null(documents) && !json_is_array(documents))
-        return params_wrong_type(err, "documents", "a list of documents", documents);
-    if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
-        return params_wrong_type(err, "chat_template_kwargs", "an object", kwargs);
-    json_t *all = json_is_object(kwargs) ? json_copy((json_t *)(uintptr_t)kwargs) : json_object();
-    for (size_t i = 0; i < COUNT_OF(field); i++) {
-        json_t *v = json_object_get(body, field[i]);
-        if (v && !json_is_null(v) && !json_object_get(all, field[i]))
-            json_object_set(all, field[i], v);
-    }
-    if (json_object_size(all))
-        *out = json_dumps(all, JSON_COMPACT);
-    json_decref(all);
-    return NYB_OK;
-}
-
 void messages_say_who_refuses(enum nyb_code code, struct nyb_err *err)
 {
     static const char line[] = "chat template, "; /* of an error that the template did not raise itself */

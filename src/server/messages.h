@@ -8,9 +8,6 @@
  * by both its names. The error names the message by its position. */
 enum nyb_code messages_normalize(json_t *messages, struct nyb_err *err) NYB_MUST_CHECK;
 enum nyb_code messages_check_tools(const json_t *tools, struct nyb_err *err) NYB_MUST_CHECK;
-/* Variables for the template: chat_template_kwargs, and those that are fields of the request, as JSON that
- * the caller frees; NULL: none. */
-enum nyb_code messages_read_kwargs(const json_t *body, char **out, struct nyb_err *err) NYB_MUST_CHECK;
 /* Of a template that failed: templates raise errors of their own, in few words that do not say who speaks.
  * Other codes, and a model without template, stay as they are. */
 void messages_say_who_refuses(enum nyb_code code, struct nyb_err *err);

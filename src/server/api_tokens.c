@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/chat_prompt.h"
 #include "server/error.h"
 #include "server/messages.h"
 #include "server/params_json.h"
@@ -9,32 +10,16 @@
 #include "server/route.h"
 #include "server/tool_choice.h"
 
+/* The prompt of a chat, as /v1/chat/completions would make it. */
 static enum nyb_code tokenize_messages(const struct server *s, json_t *body, int32_t **ids, size_t *n,
                                        struct nyb_err *err)
 {
-    struct nyb_chat chat = {.add_generation_prompt = true};
     TRY(tool_choice_normalize(body, err));
-    json_t *messages = json_object_get(body, "messages");
-    const json_t *tools = json_object_get(body, "tools"),
-                 *kwargs = json_object_get(body, "chat_template_kwargs");
-    TRY(messages_normalize(messages, err));
-    TRY(params_bool(body, "add_generation_prompt", &chat.add_generation_prompt, err));
+    TRY(messages_normalize(json_object_get(body, "messages"), err));
+    const json_t *tools = json_object_get(body, "tools");
     if (tools)
         TRY(messages_check_tools(tools, err));
-    if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
-        return params_wrong_type(err, "chat_template_kwargs", "an object", kwargs);
-    char *text = json_dumps(messages, JSON_COMPACT);
-    char *tool_text = json_is_array(tools) ? json_dumps(tools, JSON_COMPACT) : NULL;
-    char *kwargs_text = json_is_object(kwargs) ? json_dumps(kwargs, JSON_COMPACT) : NULL;
-    chat.messages = text;
-    chat.tools = tool_text;
-    chat.kwargs = kwargs_text;
-    enum nyb_code code = nyb_render_chat(s->engine, &chat, ids, n, NULL, err);
-    messages_say_who_refuses(code, err);
-    free(text);
-    free(tool_text);
-    free(kwargs_text);
-    return code;
+    return chat_prompt_render(s, body, ids, n, NULL, err);
 }
 
 static enum nyb_code tokenize(const struct server *s, json_t *body, int32_t **ids, size_t *n,

@@ -95,6 +95,27 @@ SCHEMAS = [
      ['{"x":"","y":1}'], ['{"x":""}', '{"y":1}']),
     ({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 10}, {"minimum": 5}]}, ["5", "10"], ["4", "11"]),
     ({"$ref": "#/$defs/n", "description": "a number", "$defs": {"n": {"type": "integer"}}}, ["1"], ['"a"']),
+    ({"allOf": [{"type": "number"}, {"type": "integer"}]}, ["1"], ["1.5"]),
+    ({"allOf": [{"type": ["integer", "string", "null"]}, {"type": ["string", "boolean", "null"]}]}, ['"x"', "null"], ["1", "true"]),
+    ({"allOf": [{"enum": [1, 2, 3]}, {"enum": [2, 3, 4]}, {"enum": [3, 2]}]}, ["2", "3"], ["1", "4"]),
+    ({"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"properties": {"a": {"minimum": 3}}}]},
+     ['{"a":3}'], ['{"a":2}', "{}", '{"a":"x"}']),
+    ({"allOf": [{"type": "object", "required": ["a"]}, {"required": ["b"], "properties": {"a": {"const": 1}, "b": {"const": 2}}}]},
+     ['{"a":1,"b":2}'], ['{"a":1}', '{"b":2}']),
+    ({"allOf": [{"type": "object", "additionalProperties": True}, {"additionalProperties": False, "properties": {"a": {"const": 1}}}]},
+     ['{"a":1}', "{}"], ['{"b":1}']),
+    ({"allOf": [{"additionalProperties": False, "properties": {"a": {"const": 1}}}, {"type": "object", "additionalProperties": True}]},
+     ['{"a":1}', "{}"], ['{"b":1}']),
+    ({"allOf": [{"type": "string", "minLength": 1, "maxLength": 5}, {"minLength": 3, "maxLength": 9}]}, ['"abc"', '"abcde"'],
+     ['"ab"', '"abcdef"']),
+    ({"allOf": [{"type": "array", "minItems": 2, "maxItems": 9}, {"minItems": 1, "maxItems": 3}]}, ["[1,2]", "[1,2,3]"], ["[1]", "[1,2,3,4]"]),
+    ({"allOf": [{"type": "integer", "exclusiveMinimum": 3}, {"exclusiveMinimum": 5, "exclusiveMaximum": 9}, {"exclusiveMaximum": 8}]},
+     ["6", "7"], ["5", "8"]),
+    ({"enum": [True, 1.5, [1], {"a": 1}, "s", None], "type": ["boolean", "number"]}, ["true", "1.5"], ["[1]", '{"a":1}', '"s"', "null"]),
+    ({"enum": [True, 1.5, [1], {"a": 1}, "s", None], "type": ["array", "object", "null"]}, ["[1]", '{"a":1}', "null"], ["true", "1.5", '"s"']),
+    ({"type": "array", "items": False}, ["[]"], ["[1]"]),
+    ({"type": "object", "properties": {"a": {"$ref": "#/prefixItems/1"}}, "required": ["a"], "prefixItems": [{}, {"type": "integer"}]},
+     ['{"a":1}'], ['{"a":"x"}']),
     ({"type": "object", "properties": {"a~b": {"$ref": "#/properties/c~1d"}, "c/d": {"type": "integer"}}, "required": ["a~b"]},
      ['{"a~b":1}'], ['{"a~b":"x"}']),
 ]
@@ -125,12 +146,44 @@ REFUSED = [
     ({"minLength": -1}, ["minLength"]),
     (False, ["no text"]),
     ("x", ["an object"]),
+    ({"type": "object", "properties": 3}, ["#/properties"]),
+    ({"type": "object", "required": 3}, ["#/required"]),
+    ({"type": "object", "required": [3]}, ["#/required"]),
+    ({"anyOf": []}, ["#/anyOf"]),
+    ({"allOf": 3}, ["#/allOf"]),
+    ({"allOf": [3]}, ["allOf"]),
+    ({"$ref": 3}, ["#/$ref"]),
+    ({"type": "string", "pattern": 3}, ["#/pattern"]),
+    ({"type": "string", "format": 3}, ["#/format"]),
+    ({"type": "string", "format": "date", "pattern": "a"}, ["#/format", "pattern"]),
+    ({"type": "integer", "minimum": "x"}, ["#/minimum"]),
+    ({"type": "number", "maximum": 0.5}, ["#/maximum"]),
+    ({"type": "array", "prefixItems": 3}, ["#/prefixItems"]),
+    ({"type": "array", "prefixItems": [{}] * 257}, ["#/prefixItems", "256"]),
+    ({"type": "array", "items": [{}], "prefixItems": [{}]}, ["#/items"]),
+    ({"type": "array", "additionalItems": False}, ["#/additionalItems"]),
+    ({"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]}, ["pattern"]),
+    ({"allOf": [{"additionalProperties": False, "properties": {"a": {}}}, {"properties": {"b": {}}}]}, ["additionalProperties"]),
+    ({"const": 1, "minimum": 0}, ["#/minimum", "const"]),
+    ({"type": "object", "properties": {"x" * 257: {}}, "additionalProperties": {}}, ["#/additionalProperties", "256"]),
+]
+
+# What jsonschema's newest draft does not know.
+OLD_SCHEMAS = [
+    ({"type": "array", "items": [{"type": "integer"}, {"type": "string"}], "additionalItems": False}, ["[]", "[1]", '[1,"a"]'],
+     ['["a"]', '[1,"a",2]']),
+    ({"type": "array", "items": [{"type": "integer"}], "additionalItems": {"type": "null"}}, ["[1,null]"], ["[1,2]", "[null]"]),
 ]
 
 REGEXES = ["a*b+c?", "(ab|cd){2,4}x", "[a-f0-9]{8}", "[^a-z\\s]+", "\\d{3}-\\w+\\.[\\w-]*", "(a|b)*abb", "x{0,3}y{2}", "é+|[α-ω]+ñ",
            "^\\s*(yes|no)\\s*$", "[\\]\\[^-]{1,2}", "a{2,}b*?", "(?:(?P<n>ab)?c)+", "[+-]?\\d+(\\.\\d+)?([eE][+-]?\\d+)?", "", "a||b",
-           "\\x41\\u00e9\\t", "[\\d\\-x]+", "(((a?){5}){5})", "\\$\\{[^{}]*\\}", "[^\\x00-\\x7f]+"]
-BAD_REGEXES = ["(", "a)", "[a", "a{3,2}", "*a", "a**", "\\b", "(?=a)", "(?!a)", "(?<=a)", "\\1", "a^b", "\\p{L}", "a{999999}", "[z-a]", "\\"]
+           "\\x41\\u00e9\\t", "[\\d\\-x]+", "(((a?){5}){5})", "\\$\\{[^{}]*\\}", "[^\\x00-\\x7f]+",
+           "a.c|b.{2}", "(.|\\n)[ab]", "a{,3}b", "[\\b\\t-]+", "\\D\\W?\\S", "[^\\d\\w]"]
+# (expression, texts, others), where Python's re says otherwise.
+OTHER_REGEXES = [(".", ["a", "é", "\t"], ["\n", "\r", "\u2028", "\u2029", ""]), ("\\x{e9}\\u{1f41f}", ["é🐟"], ["é"]),
+                 ("\\U0001F41F", ["🐟"], [""])]
+BAD_REGEXES = ["(", "a)", "[a", "a{3,2}", "*a", "a**", "\\b", "(?=a)", "(?!a)", "(?<=a)", "\\1", "a^b", "\\p{L}", "a{999999}", "[z-a]", "\\",
+               "\\xg0", "\\x{}", "\\u{110000}", "\\ud800", "[]", "[\\d-z]", "a{x}", "a{1", "\\é", "(?P<n", "(" * 300]
 
 GRAMMARS = [
     ('root ::= "SELECT " col " FROM " tab\ncol ::= "a" | "b"  # comment\ntab ::= [t-v] [0-9]{1,2}',
@@ -197,10 +250,15 @@ def schemas(driver, args):
                              whitespace=space, walks=args.walks, seed=args.seed + number)
     made += accepted(driver, ["{}", '{"a":[1,{"b":null}]}'], ["[]", "1", '{"a":1'], lambda t: isinstance(json.loads(t), dict),
                      kind="json_object", text="", walks=10 * args.walks, seed=args.seed)
+    return made
+
+
+def other_schemas(driver, args):
+    for schema, good, bad in OLD_SCHEMAS:
+        accepted(driver, good, bad, lambda t: True, kind="json_schema", text=json.dumps(schema), walks=args.walks, seed=1)
     for schema, words in REFUSED:
         message = driver.ask(kind="json_schema", text=json.dumps(schema)).get("error", "")
         need(all(w in message for w in words), schema, "is refused with", repr(message))
-    return made
 
 
 def random_text(rng, alphabet):
@@ -216,6 +274,8 @@ def regexes(driver, args):
         good = [t for t in texts if judge.fullmatch(t)]
         bad = [t for t in texts if not judge.fullmatch(t)]
         made += accepted(driver, good, bad, judge.fullmatch, kind="regex", text=regex, walks=args.walks, seed=number)
+    for regex, good, bad in OTHER_REGEXES:
+        accepted(driver, good, bad, lambda t: t not in bad, kind="regex", text=regex, walks=args.walks, seed=1)
     for regex in BAD_REGEXES:
         need("error" in driver.ask(kind="regex", text=regex), regex, "is not refused")
     return made
@@ -256,6 +316,32 @@ def tags(driver, args):
     head = "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>12</arg_value>\n"
     case(ARGKEY, [head + "</tool_call>", head + "<arg_key>s</arg_key>\n<arg_value>a<b</arg_value>\n</tool_call>"],
          [head.replace("12", "a") + "</tool_call>"], required=True)
+    # strings with bounds have no < in them; what may be a string is any text
+    for style, name in ((FUNCTION, "<parameter=%s>\n%s\n</parameter>\n"), (ARGKEY, "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n")):
+        def texts(*values, style=style, name=name):
+            return [style["begin"] + name % ("s", v) + style["end"] for v in values]
+        for schema, good, bad in (
+                ({"type": "string", "minLength": 2, "maxLength": 4}, ["ab", "abcd", "é\u20ac", "1 ;~"], ["a", "abcde", "a<b"]),
+                ({"type": "string", "minLength": 3}, ["abc", "a" * 500], ["ab"]),
+                ({"type": "string", "maxLength": 2}, ["", "ab"], ["abc"]),
+                ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, ["1", "x<y"], []),
+                ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, ["1", "null"], ["x"]),
+                ({"anyOf": [{"type": "integer"}, {}]}, ["x"], []),
+                ({"enum": ["a b", 3, None]}, ["a b", "3", "null"], ["a", '"a b"', "4"]),
+                ({"const": "x"}, ["x"], ["y", '"x"'])):
+            one = {**style, "schema": {"type": "object", "properties": {"s": schema}, "required": ["s"]}}
+            case(one, texts(*good), texts(*bad), required=True)
+        for schema, words in (({"type": "string", "pattern": "a"}, ["pattern"]), ({"format": "date"}, ["format"]),
+                              ({"type": "string", "minLength": "x"}, ["minLength"]), ({"type": "string", "maxLength": 1.5}, ["maxLength"]),
+                              ({"type": "string", "minLength": 3, "maxLength": 2}, ["maxLength"]),
+                              ({"type": "string", "maxLength": 100001}, ["maxLength"])):
+            one = {**style, "schema": {"type": "object", "properties": {"s": schema}, "required": ["s"]}}
+            message = driver.ask(kind="tags", text=json.dumps({"structures": [one], "triggers": ["<tool_call>"]})).get("error", "")
+            need(all(w in message for w in words), one, "says", repr(message))
+        for key in ("", "a<b", "a>b", "a\nb"):
+            one = {**style, "schema": {"type": "object", "properties": {key: {"type": "string"}}}}
+            need("name" in driver.ask(kind="tags", text=json.dumps({"structures": [one], "triggers": ["<tool_call>"]})).get("error", ""),
+                 one, "is not refused")
     for spec in ({}, {"structures": [], "triggers": ["<a"]}, {"structures": [CALL], "triggers": ["<x"]},
                  {"structures": [CALL], "triggers": ["<t<"]}, {"structures": [{"begin": "<a"}], "triggers": ["<a"]}, []):
         need("error" in driver.ask(kind="tags", text=json.dumps(spec)), spec, "is not refused")
@@ -271,6 +357,7 @@ def main():
     made = regexes(driver, args)
     others(driver, args)
     tags(driver, args)
+    other_schemas(driver, args)
     if jsonschema is None:
         print("jsonschema is not installed: schemas are not compared")
         return 77

@@ -351,10 +351,22 @@ static void test_stream_refuses_bad_requests(void **state)
     assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_RANGE);
     assert_non_null(strstr(err.message, "position 1"));
     r.n_prompt = 1;
-    r.priority = 1001;
-    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_RANGE);
-    assert_string_equal(err.where, "priority");
+    static const int priority[] = {-1001, 1001, -1000, 1000}; /* the last two are fine */
+    for (int i = 0; i < 4; i++) {
+        r.priority = priority[i];
+        assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), i < 2 ? NYB_E_RANGE : NYB_OK);
+        if (i < 2)
+            assert_string_equal(err.where, "priority");
+        nyb_stream_free(stream);
+    }
     r.priority = 0;
+    static const int constraint[] = {-1, NYB_CONSTRAINT_TAGS + 1};
+    for (int i = 0; i < 2; i++) {
+        s.constraint = (enum nyb_constraint)constraint[i];
+        assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_RANGE);
+        assert_string_equal(err.where, "constraint");
+    }
+    s.constraint = NYB_CONSTRAINT_NONE;
     s.top_p = 0;
     assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_RANGE);
     r.n_prompt = 0;

@@ -1,4 +1,5 @@
-/* POST /v1/chat/completions, and /v1/responses, whose requests become chats (responses_input.h) */
+/* POST /v1/chat/completions, and /v1/responses and /v1/messages, whose requests become chats
+ * (responses_input.h, anthropic_input.h) */
 #include <stdlib.h>
 #include <string.h>
 
@@ -184,4 +185,9 @@ void api_chat(struct exchange *x)
 void api_responses(struct exchange *x)
 {
     request_answer(x, GEN_RESPONSES, start);
+}
+
+void api_messages(struct exchange *x)
+{
+    request_answer(x, GEN_ANTHROPIC, start);
 }

@@ -55,18 +55,22 @@ static void test_auth_a_key_is_all_of_it(void **state)
     struct nyb_err err;
     assert_int_equal(auth_open(&a, &keys, path, "api-key", &err), NYB_OK);
     for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
-        if (auth_allows(a, row[i].header) != row[i].fine)
+        if (auth_allows(a, row[i].header, NULL) != row[i].fine)
             fail_msg("%s", row[i].header);
-    assert_true(auth_allows(NULL, NULL)); /* no key is asked for */
+    assert_true(auth_allows(NULL, NULL, NULL)); /* no key is asked for */
+    assert_true(auth_allows(a, NULL, "first") &&
+                auth_allows(a, "Bearer no", "last")); /* one of both is enough */
+    assert_true(!auth_allows(a, NULL, "Bearer first") && !auth_allows(a, NULL, "") &&
+                !auth_allows(a, "x", "firs"));
 
     unlink(path); /* new keys that cannot be read leave the old ones */
     assert_int_not_equal(auth_renew(&a, &keys, path, "api-key", &err), NYB_OK);
-    assert_true(auth_allows(a, "Bearer last"));
+    assert_true(auth_allows(a, "Bearer last", NULL));
     free(path);
     path = keys_file("fresh\n");
     assert_int_equal(auth_renew(&a, &(struct config_list){0}, path, "api-key", &err), NYB_OK);
-    assert_true(auth_allows(a, "Bearer fresh") && !auth_allows(a, "Bearer first") &&
-                !auth_allows(a, "Bearer last"));
+    assert_true(auth_allows(a, "Bearer fresh", NULL) && !auth_allows(a, "Bearer first", NULL) &&
+                !auth_allows(a, "Bearer last", NULL));
     auth_close(a);
     unlink(path);
     free(path);
@@ -93,10 +97,10 @@ static void test_auth_refuses_keys_that_are_none(void **state)
         longest[n] = 0;
         assert_int_equal(auth_open(&a, &keys, NULL, "api-key", &err), n == LONGEST ? NYB_OK : NYB_E_ARG);
         snprintf(header, sizeof(header), "Bearer %s", longest);
-        assert_true(n > LONGEST || auth_allows(a, header));
+        assert_true(n > LONGEST || auth_allows(a, header, NULL));
         longest[1] = 'K';
         snprintf(header, sizeof(header), "Bearer %s%s", longest, longest + LONGEST - 1);
-        assert_true(n > LONGEST || !auth_allows(a, header));
+        assert_true(n > LONGEST || !auth_allows(a, header, NULL));
         auth_close(a);
     }
     char *path = keys_file("# none\n \n");

@@ -95,6 +95,7 @@ static void test_bytes_of_single_tokens(void **state)
         assert_true(tok_token_bytes(t, id[0], &want));
         buf_add_str(&want, text.data);
         buf_add_byte(&want, '\0');
+        assert_int_equal(both.len, want.len);
         assert_string_equal(both.data, want.data);
         buf_free(&want);
         buf_free(&both);

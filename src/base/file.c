@@ -58,6 +58,17 @@ enum nyb_code file_read_all(const char *path, size_t max, char **data, size_t *l
     return NYB_OK;
 }
 
+enum nyb_code file_read_text(const char *path, size_t max, char **text, size_t *len, struct nyb_err *err)
+{
+    TRY(file_read_all(path, max, text, len, err));
+    size_t n = strlen(*text);
+    if (n == *len)
+        return NYB_OK;
+    explicit_bzero(*text, *len); /* it may hold keys */
+    free(*text);
+    return err_at(err, NYB_E_FORMAT, path, (int64_t)n, "a NUL byte, and it should be a text (not in UTF-16)");
+}
+
 bool file_is_lfs_pointer(const void *start, size_t n)
 {
     static const char first[] = "version https://git-lfs";

@@ -7,6 +7,10 @@
  * in the file's place is an error. */
 enum nyb_code file_read_all(const char *path, size_t max, char **data, size_t *len,
                             struct nyb_err *err) NYB_MUST_CHECK;
+/* The same of a text that is read as a C string: a NUL byte, which would end it early, is an error that says
+ * where. */
+enum nyb_code file_read_text(const char *path, size_t max, char **text, size_t *len,
+                             struct nyb_err *err) NYB_MUST_CHECK;
 /* Exactly len bytes at offset; a short file is an error that names both sizes. Retries EINTR. */
 enum nyb_code file_read_at(int fd, const char *path, uint64_t offset, void *dst, size_t len,
                            struct nyb_err *err) NYB_MUST_CHECK;

@@ -77,8 +77,12 @@ double checkkern_peak_round(struct pool *pool, checkkern_peak_fn *fn, uint64_t *
 
 /* ---- reading ------------------------------------------------------------------------------------- */
 
-#define PIECE_BYTES ((size_t)128 << 10)
-#define PIECE_LEAST ((size_t)256) /* what checkkern_read_fn takes at least */
+/* Of a stream each thread should find so many pieces in a sixteenth; and pieces so long that where one thread
+ * ends and goes on elsewhere costs little. */
+#define PIECES_A_THREAD 128
+#define PIECE_BYTES     ((size_t)128 << 10)
+#define PIECE_MOST      ((size_t)1 << 20)
+#define PIECE_LEAST     ((size_t)256) /* what checkkern_read_fn takes at least */
 
 uint64_t checkkern_read_scalar(const uint64_t *data, size_t n)
 {
@@ -93,9 +97,17 @@ uint64_t checkkern_read_scalar(const uint64_t *data, size_t n)
     return sum[0];
 }
 
+static size_t piece_bytes(size_t bytes, int n_thread)
+{
+    size_t piece = bytes / (PIECES_A_THREAD * (size_t)n_thread) / PIECE_BYTES * PIECE_BYTES;
+    if (bytes < PIECE_BYTES)
+        return bytes / PIECE_LEAST * PIECE_LEAST;
+    return piece < PIECE_BYTES ? PIECE_BYTES : piece < PIECE_MOST ? piece : PIECE_MOST;
+}
+
 bool checkkern_stream_open(struct checkkern_stream *s, const void *data, size_t bytes, int n_thread)
 {
-    size_t piece = bytes < PIECE_BYTES ? bytes / PIECE_LEAST * PIECE_LEAST : PIECE_BYTES;
+    size_t piece = piece_bytes(bytes, n_thread);
     *s = (struct checkkern_stream){.read =
                                        cpu_detect() >= CPU_AVX2 ? checkkern_read_avx2 : checkkern_read_scalar,
                                    .data = data,

@@ -15,7 +15,8 @@ checkkern_peak_fn checkkern_peak_i16_avx2, checkkern_peak_i8_avx2;
 checkkern_peak_fn checkkern_peak_f32_avx512, checkkern_peak_bf16_avx512, checkkern_peak_i8_avx512;
 checkkern_peak_fn checkkern_peak_bf16_amx;
 
-checkkern_read_fn checkkern_read_scalar, checkkern_read_avx2;
+/* "alone" asks for nothing ahead, and leaves that to memory's own prefetcher. */
+checkkern_read_fn checkkern_read_scalar, checkkern_read_avx2, checkkern_read_avx2_alone;
 
 /* NULL: the level has no such instructions. */
 checkkern_peak_fn *checkkern_peak_of(enum cpu_level level, enum checkkern_unit unit);

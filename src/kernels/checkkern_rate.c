@@ -2,14 +2,14 @@
 
 #include "kernels/checkkern_peak.h"
 
-/* Of a moment, for each thread: 16 MB, so that its start and its end, when not all are at work, are short
- * beside it. */
-#define PIECES_A_THREAD 128
+/* Of a moment, for each thread: so that its start and its end, when not all are at work, are short beside it.
+ */
+#define MOMENT_BYTES ((size_t)16 << 20)
 
 void checkkern_rate_read(struct pool *pool, struct checkkern_stream *s, double seconds,
                          struct checkkern_rate *rate)
 {
-    const int n = PIECES_A_THREAD * pool_size(pool);
+    const int n = (int)(MOMENT_BYTES / s->piece) * pool_size(pool);
     for (double spent = 0; spent <= 0 || spent < seconds;) {
         double took = (double)checkkern_stream_read(pool, s, n) * 1e-9;
         rate->done += (double)n * (double)s->piece;

@@ -15,6 +15,7 @@
 #define STREAM_SHARE 16 /* of the memory that is free: no more is taken */
 #define STREAM_UNIT  ((size_t)2 << 20)
 #define SLICES       16 /* of STREAM_BYTES timed one by one: the best of many goes undisturbed */
+#define FORM_TRIES   8  /* of a slice, for each of two forms of reading */
 #define TRIES        7  /* of all slices of STREAM_BYTES; three of more */
 #define PEAK_TRIES   30 /* short ones: on a busy machine all threads seldom run for long */
 
@@ -52,6 +53,19 @@ static double best_of_passes(struct pool *pool, struct checkkern_stream *s, bool
     return best;
 }
 
+/* Which form reads faster depends on the processor, and with two threads on where they are: both in turns. */
+static void choose_form(struct checkkern_stream *s, struct pool *pool)
+{
+    checkkern_read_fn *const form[] = {checkkern_read_avx2, checkkern_read_avx2_alone};
+    const int n = s->n_piece / SLICES;
+    uint64_t ns[2] = {0, 0};
+    for (int i = 0; i < 2 * FORM_TRIES; i++) {
+        s->read = form[i % 2];
+        ns[i % 2] += checkkern_stream_read(pool, s, n);
+    }
+    s->read = form[ns[1] < ns[0]];
+}
+
 bool checkkern_stream_take(struct checkkern_stream *s, struct pool *pool)
 {
     size_t bytes = stream_bytes(pool);
@@ -66,6 +80,8 @@ bool checkkern_stream_take(struct checkkern_stream *s, struct pool *pool)
     s->own_bytes = bytes;
     if (!opened)
         checkkern_stream_close(s);
+    else if (cpu_detect() >= CPU_AVX2)
+        choose_form(s, pool);
     return opened;
 }
 

@@ -9,14 +9,16 @@
 #include "kernels/gemm_tile.h"
 #include "kernels/weight_layout.h"
 
-/* Weight bytes of one work item at most: so long that where one stream ends and the next begins costs little.
+/* Weight bytes of one work item at most: so long that where one stream ends and the next begins costs little,
+ * and where they are read for one tile of rows after another so short that they stay in a second cache.
  * Towards the end of a call items shrink, so that workers end together. */
-#define ITEM_BYTES 524288
-#define ITEM_SHARE 2 /* items that each worker's part of what is left makes */
-#define PANEL_RUN  2 /* panels summed before they are finished */
-#define ASK_LINES  8 /* of the next run, asked for before the finish of one holds up its reads */
-#define PANEL_SUMS ((size_t)GEMM_TILE_ROW * WEIGHT_PANEL)
-#define BLOCK_SUMS ((size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL)
+#define ITEM_BYTES      ((size_t)512 << 10)
+#define ITEM_BYTES_ONCE ((size_t)2 << 20)
+#define ITEM_SHARE      2 /* items that each worker's part of what is left makes */
+#define PANEL_RUN       2 /* panels summed before they are finished */
+#define ASK_LINES       8 /* of the next run, asked for before the finish of one holds up its reads */
+#define PANEL_SUMS      ((size_t)GEMM_TILE_ROW * WEIGHT_PANEL)
+#define BLOCK_SUMS      ((size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL)
 /* The same of blocks with many rows, which each item gathers: an expert is one item. Where there are more
  * than a block has, panels are read again for each block, and should stay in the second cache. */
 #define BLOCK_BYTES  ((size_t)2 << 20)
@@ -152,18 +154,17 @@ static void finish_panel(const struct pass *s, int n_row, int panel, const float
                (size_t)(j->ldy - j->w->n) * sizeof(*f.rounded));
 }
 
-/* Sums of n panels from `first` on. Where gated, a panel's are followed by its partner's: both at once if
- * paired, else n panels of gate and then as many of up, so that each is read as one stream. */
-static void sum_gated(const struct pass *s, struct gemm_tile *t, float *sum, int first, int n, bool paired)
+/* n panels of gate from `first` on, then as many of up, so that each is read as one stream. A panel's sums
+ * are followed by its partner's. */
+static void sum_gated(const struct pass *s, struct gemm_tile *t, float *sum, int first, int n)
 {
     size_t bytes = weight_panel_bytes(s->job->w);
     const uint8_t *gate = s->job->w->data + (size_t)first * bytes;
     const uint8_t *up = s->job->up->data + (size_t)first * bytes;
-    t->n_panel = paired ? 2 : 1;
-    for (int i = 0; i < (paired ? n : 2 * n); i++) {
+    t->n_panel = 1;
+    for (int i = 0; i < 2 * n; i++) {
         size_t at = (size_t)(i < n ? i : i - n);
         t->panel[0] = (i < n ? gate : up) + at * bytes;
-        t->panel[1] = up + at * bytes;
         t->sum = sum + (2 * at + (i < n ? 0 : 1)) * PANEL_SUMS;
         s->fn(t);
     }
@@ -196,7 +197,7 @@ static void run_panels(const struct pass *s, struct gemm_tile *t, float *sum, bo
     for (int first = s->item->panel, n; first < end; first += n) {
         n = end - first < PANEL_RUN ? end - first : PANEL_RUN;
         if (s->job->up)
-            sum_gated(s, t, sum, first, n, paired);
+            sum_gated(s, t, sum, first, n);
         else
             sum_plain(s, t, sum, first, n, paired);
         ask_for(s->job->w, first + n);
@@ -206,6 +207,29 @@ static void run_panels(const struct pass *s, struct gemm_tile *t, float *sum, bo
             const float *of = sum + (size_t)(each * i) * PANEL_SUMS;
             finish_panel(s, t->n_row, first + i, of, of + PANEL_SUMS);
         }
+    }
+}
+
+/* Gate and up side by side. The two streams are long, and each time that they are left for sums to be
+ * finished they start anew: so a run is as many pairs as the sums of a tile have room for. */
+static void run_pairs(const struct pass *s, struct gemm_tile *t, float *sum)
+{
+    const struct gemm_job *j = s->job;
+    const int end = s->item->panel + s->item->n_panel, most = GEMM_TILE_ROW / t->n_row;
+    const size_t bytes = weight_panel_bytes(j->w), pair = (size_t)t->n_row * WEIGHT_PANEL;
+    t->n_panel = 2;
+    for (int first = s->item->panel, n; first < end; first += n) {
+        n = end - first < most ? end - first : most;
+        for (int i = 0; i < n; i++) {
+            t->panel[0] = j->w->data + (size_t)(first + i) * bytes;
+            t->panel[1] = j->up->data + (size_t)(first + i) * bytes;
+            t->sum = sum + (size_t)i * pair;
+            s->fn(t);
+        }
+        ask_for(j->w, first + n);
+        ask_for(j->up, first + n);
+        for (int i = 0; i < n; i++)
+            finish_panel(s, t->n_row, first + i, sum + (size_t)i * pair, sum + (size_t)i * pair + PANEL_SUMS);
     }
 }
 
@@ -362,7 +386,10 @@ static void run_tiles(const struct run *r, const struct item *it)
             const struct operand *x = job_row(j, pass.first_row + i, &at);
             set_row(&t, i, form, x, at);
         }
-        run_panels(&pass, &t, sum, paired);
+        if (paired && j->up)
+            run_pairs(&pass, &t, sum);
+        else
+            run_panels(&pass, &t, sum, paired);
     }
 }
 
@@ -407,9 +434,12 @@ static int panels_of_item(struct panel_cost panel, size_t most, uint64_t left, i
     return fit < 2 ? unit : fit > 4096 ? 4096 : (int)fit / unit * unit;
 }
 
-static size_t item_bytes(const struct gemm_job *j, bool blocks)
+static size_t item_bytes(const struct run *r, const struct gemm_job *j, bool blocks)
 {
-    if (!blocks || j->m <= WEIGHT_PANEL)
+    enum gemm_form form = gemm_form_for(r->table, j->w->type, r->mode);
+    if (!blocks)
+        return j->m <= r->table->max_row[j->w->type][form][1] ? ITEM_BYTES_ONCE : ITEM_BYTES;
+    if (j->m <= WEIGHT_PANEL)
         return ITEM_BYTES;
     return j->m <= GEMM_BLOCK_ROW ? BLOCK_BYTES : BLOCKS_BYTES;
 }
@@ -432,7 +462,7 @@ static struct item *cut_items(struct arena *scratch, const struct run *r, int n_
         const struct gemm_job *j = &r->job[i];
         struct panel_cost panel = cost_of_panel(j);
         bool blocks = gemm_blocks_for(r->table, r->mode, j) != NULL;
-        size_t bytes = item_bytes(j, blocks);
+        size_t bytes = item_bytes(r, j, blocks);
         int unit = pairs && !(blocks && j->up) ? 2 : 1; /* pairs are faster; gate with up is one */
         int n_panel = j->m ? weight_n_panel(j->w) : 0;
         for (int p = 0; p < n_panel; p += item[n++].n_panel) {

@@ -140,7 +140,7 @@ bool admin_may(struct exchange *x)
             x->path, why);
         return false;
     }
-    if (auth_allows(auth, MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, "Authorization")))
+    if (auth_allows(auth, MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, "Authorization"), NULL))
         return true;
     error_reply(x, 401, NULL, "Unauthorized: %s needs %s key, as \"Authorization: Bearer KEY\".", x->path,
                 s->admin->auth ? "an admin" : "an API");

@@ -1,8 +1,10 @@
-/* POST /v1/chat/completions, and /v1/responses, whose requests become chats (responses_input.h) */
+/* POST /v1/chat/completions, and /v1/responses and /v1/messages, whose requests become chats
+ * (responses_input.h, anthropic_input.h) */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "server/chat_prompt.h"
 #include "server/constraint.h"
 #include "server/error.h"
 #include "server/messages.h"
@@ -37,54 +39,13 @@ static enum nyb_code read_logprobs(struct chat *c, struct nyb_err *err)
     return NYB_OK;
 }
 
-/* Variables for the template that are fields of the request, too. */
-static enum nyb_code read_kwargs(struct chat *c, char **out, struct nyb_err *err)
-{
-    static const char *const field[] = {"enable_thinking", "reasoning_effort", "documents"};
-    const json_t *effort = json_object_get(c->j->body, "reasoning_effort");
-    const json_t *documents = json_object_get(c->j->body, "documents");
-    const json_t *kwargs = json_object_get(c->j->body, "chat_template_kwargs");
-    bool thinking = false;
-    *out = NULL;
-    TRY(params_bool(c->j->body, "enable_thinking", &thinking, err));
-    if (effort && !json_is_null(effort) && !params_is_string(effort))
-        return params_wrong_type(err, "reasoning_effort", "a string", effort);
-    if (documents && !json_is_null(documents) && !json_is_array(documents))
-        return params_wrong_type(err, "documents", "a list of documents", documents);
-    if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
-        return params_wrong_type(err, "chat_template_kwargs", "an object", kwargs);
-    json_t *all = json_is_object(kwargs) ? json_copy((json_t *)(uintptr_t)kwargs) : json_object();
-    for (size_t i = 0; i < COUNT_OF(field); i++) {
-        json_t *v = json_object_get(c->j->body, field[i]);
-        if (v && !json_is_null(v) && !json_object_get(all, field[i]))
-            json_object_set(all, field[i], v);
-    }
-    if (json_object_size(all))
-        *out = json_dumps(all, JSON_COMPACT);
-    json_decref(all);
-    return NYB_OK;
-}
-
 /* The ids go into the arena, the text to the answer, whose parser looks at its end. */
-static enum nyb_code render(struct chat *c, struct nyb_chat *chat, struct nyb_err *err)
+static enum nyb_code render(struct chat *c, struct nyb_err *err)
 {
-    const json_t *tools = json_object_get(c->j->body, "tools");
     int32_t *ids;
-    char *kwargs;
-    TRY(read_kwargs(c, &kwargs, err));
-    char *messages = json_dumps(json_object_get(c->j->body, "messages"), JSON_COMPACT);
-    char *tool_text = json_is_array(tools) ? json_dumps(tools, JSON_COMPACT) : NULL;
-    chat->messages = messages;
-    chat->tools = tool_text;
-    chat->kwargs = kwargs;
-    enum nyb_code code =
-        nyb_render_chat(c->j->s->engine, chat, &ids, &c->prompt.n, &c->j->g->prompt_text, err);
-    messages_say_who_refuses(code, err);
+    TRY(chat_prompt_render(c->j->s, c->j->body, &ids, &c->prompt.n, &c->j->g->prompt_text, err));
     c->prompt.ids = request_keep_ids(c->j, ids, c->prompt.n);
-    free(messages);
-    free(tool_text);
-    free(kwargs);
-    return code;
+    return NYB_OK;
 }
 
 /* The prompt as ids. Its text tells the parser how the answer begins. */
@@ -118,26 +79,15 @@ static enum nyb_code append_ids(struct chat *c, struct nyb_err *err)
     return NYB_OK;
 }
 
-static enum nyb_code refuse_both(struct nyb_err *err, const char *name, const char *other)
-{
-    return err_at(err, NYB_E_ARG, name, -1, "%s and %s cannot be given together. (parameter=%s)", name, other,
-                  name);
-}
-
-/* How the prompt ends. */
-static enum nyb_code read_end(struct chat *c, struct nyb_chat *chat, struct nyb_err *err)
+/* What else bears on the prompt's ends. */
+static enum nyb_code read_ends(struct chat *c, struct nyb_err *err)
 {
     const json_t *messages = json_object_get(c->j->body, "messages");
     const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
     const char *role = json_string_value(json_object_get(last, "role"));
-    bool generation = false, special = false, echo = false;
-    TRY(params_bool(c->j->body, "add_generation_prompt", &chat->add_generation_prompt, err));
-    TRY(params_bool(c->j->body, "add_generation_prompt", &generation, err)); /* asked for by name */
-    TRY(params_bool(c->j->body, "continue_final_message", &chat->continue_final_message, err));
+    bool special = false, echo = false;
     TRY(params_bool(c->j->body, "add_special_tokens", &special, err));
     TRY(params_bool(c->j->body, "echo", &echo, err));
-    if (generation && chat->continue_final_message)
-        return refuse_both(err, "continue_final_message", "add_generation_prompt");
     if (special)
         return err_at(err, NYB_E_UNSUPPORTED, "add_special_tokens", -1,
                       "add_special_tokens is not supported in chats: the chat template writes them. "
@@ -150,13 +100,12 @@ static enum nyb_code read_end(struct chat *c, struct nyb_chat *chat, struct nyb_
 static enum nyb_code read_prompt(struct chat *c, struct nyb_err *err)
 {
     const json_t *ids = json_object_get(c->j->body, "prompt_token_ids");
-    struct nyb_chat chat = {.add_generation_prompt = true};
     if (ids && !json_is_null(ids)) {
         TRY(take_ids(c, ids, err));
     } else {
         TRY(messages_normalize(json_object_get(c->j->body, "messages"), err));
-        TRY(read_end(c, &chat, err));
-        TRY(render(c, &chat, err));
+        TRY(read_ends(c, err));
+        TRY(render(c, err));
     }
     TRY(append_ids(c, err));
     return request_truncate(c->j->s, c->j->body, &c->prompt.ids, &c->prompt.n, err);
@@ -236,4 +185,9 @@ void api_chat(struct exchange *x)
 void api_responses(struct exchange *x)
 {
     request_answer(x, GEN_RESPONSES, start);
+}
+
+void api_messages(struct exchange *x)
+{
+    request_answer(x, GEN_ANTHROPIC, start);
 }

@@ -1,4 +1,4 @@
-/* POST /v1/completions */
+/* POST /v1/completions, and SGLang's /generate, whose requests become completions (sglang_input.h) */
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,12 +77,12 @@ static enum nyb_code read_echo(struct completion *c, struct nyb_err *err)
     TRY(params_bool(c->j->body, "echo", &c->echo, err));
     if (c->j->sampling.max_tokens == NYB_UNSET)
         c->j->sampling.max_tokens = MAX_TOKENS_DEFAULT;
-    if (!c->echo)
+    if (!c->echo && c->j->g->api != GEN_SGLANG)
         return NYB_OK;
     c->hides = c->j->sampling.max_tokens == 0;
     if (c->hides)
         c->j->sampling.max_tokens = 1;
-    if (c->j->g->n_logprob != NYB_UNSET && c->j->sampling.prompt_logprobs == NYB_UNSET)
+    if (c->echo && c->j->g->n_logprob != NYB_UNSET && c->j->sampling.prompt_logprobs == NYB_UNSET)
         c->j->sampling.prompt_logprobs = c->j->g->n_logprob;
     return NYB_OK;
 }
@@ -110,7 +110,8 @@ static enum nyb_code add_echo(struct completion *c, struct nyb_err *err)
     for (int i = 0; i < c->j->g->n_choice; i++) {
         struct choice *choice = &c->j->g->choice[i];
         const struct request_prompt *p = &c->prompt[choice->prompt];
-        TRY(nyb_detokenize(c->j->s->engine, p->ids, p->n, false, &choice->echo, NULL, err));
+        if (c->echo)
+            TRY(nyb_detokenize(c->j->s->engine, p->ids, p->n, false, &choice->echo, NULL, err));
         choice->hides = c->hides;
     }
     return NYB_OK;
@@ -147,10 +148,15 @@ static enum nyb_code start(struct request_job *j, struct nyb_err *err)
                       REQUEST_CHOICES_MAX, (long long)n * c.n_prompt, n);
     TRY(constraint_read(j, err));
     TRY(constraint_blame(j, request_submit(j->g, c.prompt, c.n_prompt, n, &j->sampling, err), err));
-    return c.echo ? add_echo(&c, err) : NYB_OK;
+    return c.echo || c.hides ? add_echo(&c, err) : NYB_OK;
 }
 
 void api_completions(struct exchange *x)
 {
     request_answer(x, GEN_COMPLETION, start);
+}
+
+void api_generate(struct exchange *x)
+{
+    request_answer(x, GEN_SGLANG, start);
 }

@@ -1,50 +1,42 @@
-/* POST /tokenize and /detokenize */
+/* POST /tokenize and /detokenize, /apply-template, /v1/messages/count_tokens and /v1/responses/input_tokens
+ */
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/anthropic_input.h"
+#include "server/chat_prompt.h"
 #include "server/error.h"
 #include "server/messages.h"
 #include "server/params_json.h"
 #include "server/request.h"
+#include "server/responses_input.h"
 #include "server/route.h"
 #include "server/tool_choice.h"
 
+/* The prompt of a chat, as /v1/chat/completions would make it. prompt: as text, too; may be NULL. */
 static enum nyb_code tokenize_messages(const struct server *s, json_t *body, int32_t **ids, size_t *n,
-                                       struct nyb_err *err)
+                                       char **prompt, struct nyb_err *err)
 {
-    struct nyb_chat chat = {.add_generation_prompt = true};
     TRY(tool_choice_normalize(body, err));
-    json_t *messages = json_object_get(body, "messages");
-    const json_t *tools = json_object_get(body, "tools"),
-                 *kwargs = json_object_get(body, "chat_template_kwargs");
-    TRY(messages_normalize(messages, err));
-    TRY(params_bool(body, "add_generation_prompt", &chat.add_generation_prompt, err));
+    TRY(messages_normalize(json_object_get(body, "messages"), err));
+    const json_t *tools = json_object_get(body, "tools");
     if (tools)
         TRY(messages_check_tools(tools, err));
-    if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
-        return params_wrong_type(err, "chat_template_kwargs", "an object", kwargs);
-    char *text = json_dumps(messages, JSON_COMPACT);
-    char *tool_text = json_is_array(tools) ? json_dumps(tools, JSON_COMPACT) : NULL;
-    char *kwargs_text = json_is_object(kwargs) ? json_dumps(kwargs, JSON_COMPACT) : NULL;
-    chat.messages = text;
-    chat.tools = tool_text;
-    chat.kwargs = kwargs_text;
-    enum nyb_code code = nyb_render_chat(s->engine, &chat, ids, n, NULL, err);
-    messages_say_who_refuses(code, err);
-    free(text);
-    free(tool_text);
-    free(kwargs_text);
-    return code;
+    return chat_prompt_render(s, body, ids, n, prompt, err);
 }
 
 static enum nyb_code tokenize(const struct server *s, json_t *body, int32_t **ids, size_t *n,
                               struct nyb_err *err)
 {
-    const json_t *prompt = json_object_get(body, "prompt");
-    bool special = true;
+    const json_t *prompt = json_object_get(body, "prompt"), *content = json_object_get(body, "content");
+    bool special = prompt || !content;
     TRY(request_check_model(s, body, err));
     if (json_object_get(body, "messages"))
-        return tokenize_messages(s, body, ids, n, err);
+        return tokenize_messages(s, body, ids, n, NULL, err);
+    if (!prompt && content) { /* llama.cpp's names */
+        prompt = content;
+        TRY(params_bool(body, "add_special", &special, err));
+    }
     if (!prompt)
         return err_at(err, NYB_E_ARG, "prompt", -1, "prompt or messages must be given. (parameter=prompt)");
     if (!params_is_string(prompt))
@@ -92,6 +84,87 @@ void api_tokenize(struct exchange *x)
     json_decref(body);
 }
 
+static enum nyb_code render(struct exchange *x, json_t *body, struct nyb_err *err)
+{
+    int32_t *ids = NULL;
+    size_t n;
+    char *prompt = NULL;
+    TRY(request_check_model(x->s, body, err));
+    enum nyb_code code = tokenize_messages(x->s, body, &ids, &n, &prompt, err);
+    if (code == NYB_OK) {
+        x->status = 200;
+        buf_add_str(&x->reply, "{\"prompt\":");
+        json_add_string(&x->reply, prompt, strlen(prompt));
+        buf_add_byte(&x->reply, '}');
+    }
+    nyb_free(ids);
+    nyb_free(prompt);
+    return code;
+}
+
+/* llama.cpp's: what a model reads of messages. */
+void api_apply_template(struct exchange *x)
+{
+    struct nyb_err err = {0};
+    json_t *body = request_parse(x);
+    if (!body)
+        return;
+    if (render(x, body, &err) != NYB_OK)
+        error_reply_err(x, &err);
+    json_decref(body);
+}
+
+/* The other APIs' questions of how long a prompt is. */
+struct counted {
+    enum nyb_code (*input)(const json_t *asked, json_t **chat, struct nyb_err *err);
+    void (*rename_fault)(struct nyb_err *err);
+    const char *begin; /* of the reply, up to the number */
+};
+
+static enum nyb_code count(struct exchange *x, const json_t *asked, const struct counted *api,
+                           struct nyb_err *err)
+{
+    json_t *chat;
+    int32_t *ids = NULL;
+    size_t n;
+    TRY(request_check_model(x->s, asked, err));
+    TRY(api->input(asked, &chat, err));
+    enum nyb_code code = tokenize_messages(x->s, chat, &ids, &n, NULL, err);
+    if (code != NYB_OK)
+        api->rename_fault(err);
+    json_decref(chat);
+    nyb_free(ids);
+    if (code == NYB_OK) {
+        x->status = 200;
+        buf_printf(&x->reply, "%s%zu}", api->begin, n);
+    }
+    return code;
+}
+
+static void reply_count(struct exchange *x, const struct counted *api)
+{
+    struct nyb_err err = {0};
+    json_t *asked = request_parse(x);
+    if (!asked)
+        return;
+    if (count(x, asked, api, &err) != NYB_OK)
+        error_reply_err(x, &err);
+    json_decref(asked);
+}
+
+void api_count_tokens(struct exchange *x)
+{
+    static const struct counted anthropic = {anthropic_input, anthropic_rename_fault, "{\"input_tokens\":"};
+    reply_count(x, &anthropic);
+}
+
+void api_count_responses(struct exchange *x)
+{
+    static const struct counted responses = {responses_input, responses_rename_fault,
+                                             "{\"object\":\"response.input_tokens\",\"input_tokens\":"};
+    reply_count(x, &responses);
+}
+
 static enum nyb_code check_ids(const struct server *s, const int32_t *ids, size_t n, struct nyb_err *err)
 {
     for (size_t i = 0; i < n; i++)
@@ -117,6 +190,8 @@ static enum nyb_code detokenize(struct exchange *x, const json_t *body, struct a
     TRY(nyb_detokenize(x->s->engine, ids, n, true, &text, &len, err));
     x->status = 200;
     buf_add_str(&x->reply, "{\"prompt\":");
+    json_add_string(&x->reply, text, len);
+    buf_add_str(&x->reply, ",\"content\":"); /* llama.cpp's name */
     json_add_string(&x->reply, text, len);
     buf_add_byte(&x->reply, '}');
     nyb_free(text);

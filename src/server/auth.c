@@ -30,11 +30,13 @@ static enum nyb_code add_key(struct auth *a, const char *key, size_t n, struct n
 /* One key a line; blanks around it, empty lines and lines that begin with # do not count. */
 static enum nyb_code add_file(struct auth *a, const char *path, struct nyb_err *err)
 {
+    static const char mark[] = "\xef\xbb\xbf"; /* what some editors put before UTF-8 */
     char *text;
     size_t len, before = a->n;
-    TRY(file_read_all(path, FILE_MAX, &text, &len, err));
+    TRY(file_read_text(path, FILE_MAX, &text, &len, err));
     enum nyb_code code = NYB_OK;
-    for (char *line = text; code == NYB_OK && *line;) {
+    char *line = strncmp(text, mark, strlen(mark)) ? text : text + strlen(mark);
+    while (code == NYB_OK && *line) {
         char *end = line + strcspn(line, "\n"), *next = *end ? end + 1 : end;
         while (end > line && strchr(" \t\r", end[-1]))
             end--;
@@ -83,15 +85,9 @@ void auth_close(struct auth *a)
     free(a);
 }
 
-bool auth_allows(const struct auth *a, const char *header)
+static bool is_known(const struct auth *a, const char *key)
 {
-    static const char scheme[] = "Bearer ";
     unsigned char digest[DIGEST_BYTES];
-    if (!a)
-        return true;
-    if (!header || strncasecmp(header, scheme, strlen(scheme)))
-        return false;
-    const char *key = header + strlen(scheme);
     size_t n = strlen(key);
     if (n > KEY_MAX || gnutls_hash_fast(GNUTLS_DIG_SHA256, key, n, digest) != 0)
         return false;
@@ -99,4 +95,14 @@ bool auth_allows(const struct auth *a, const char *header)
     for (size_t i = 0; i < a->n; i++)
         found |= gnutls_memcmp(digest, a->digest[i], DIGEST_BYTES) == 0;
     return found;
+}
+
+bool auth_allows(const struct auth *a, const char *header, const char *key)
+{
+    static const char scheme[] = "Bearer ";
+    size_t skip = strlen(scheme);
+    if (!a)
+        return true;
+    return (header && !strncasecmp(header, scheme, skip) && is_known(a, header + skip)) ||
+           (key && is_known(a, key));
 }

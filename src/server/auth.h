@@ -13,7 +13,8 @@ enum nyb_code auth_open(struct auth **out, const struct config_list *keys, const
 enum nyb_code auth_renew(struct auth **a, const struct config_list *keys, const char *file,
                          const char *option, struct nyb_err *err) NYB_MUST_CHECK;
 void auth_close(struct auth *a);
-/* header: the Authorization header, or NULL. Without keys everybody may. */
-bool auth_allows(const struct auth *a, const char *header);
+/* header: the Authorization header, or NULL; key: one that came by itself, or NULL. Without keys everybody
+ * may. */
+bool auth_allows(const struct auth *a, const char *header, const char *key);
 
 #endif

@@ -5,7 +5,6 @@
 
 #include "base/mem.h"
 #include "server/logprob.h"
-#include "server/responses.h"
 
 /* ---- chats: reasoning, content, calls ------------------------------------------------------------ */
 
@@ -25,8 +24,9 @@ static void drop_logprobs(struct choice *c)
 /* Items follow one another: text of another kind ends what is there. */
 static void take_other(struct choice *c, const struct buf *other)
 {
-    if (c->g->api == GEN_RESPONSES && other->len)
-        responses_take(c);
+    const struct gen_form *form = gen_form(c->g);
+    if (form && other->len)
+        form->take(c);
 }
 
 static void begin_call(struct choice *c, const struct parse_event *e)
@@ -43,8 +43,8 @@ static void end_call(struct choice *c)
     struct buf *b = &c->calls;
     if (c->g->one_call && c->n_call > 0)
         return;
-    if (c->g->api == GEN_RESPONSES) {
-        responses_take_call(c);
+    if (gen_form(c->g)) {
+        gen_form(c->g)->take_call(c);
         c->n_call++;
         return;
     }
@@ -151,8 +151,8 @@ bool choice_take_prompt(struct choice *c, int *entries)
 {
     const struct gen *g = c->g;
     bool echo = g->api == GEN_COMPLETION && c->echo && g->n_logprob != NYB_UNSET;
-    bool list = g->n_prompt_logprob != NYB_UNSET &&
-                (g->api == GEN_COMPLETION || (g->api == GEN_CHAT && c->index == 0));
+    bool list =
+        g->n_prompt_logprob != NYB_UNSET && (!gen_is_chat(g) || (g->api == GEN_CHAT && c->index == 0));
     size_t n = 0;
     if (!c->began && (echo || list))
         (void)nyb_stream_prompt(c->stream, &n);
@@ -160,7 +160,8 @@ bool choice_take_prompt(struct choice *c, int *entries)
         if (echo)
             *entries -= logprob_add_prompt(c, c->prompt_at);
         if (list)
-            *entries -= logprob_add_prompt_list(c, c->prompt_at);
+            *entries -= g->api == GEN_SGLANG ? sglang_add_prompt_logprob(c, c->prompt_at)
+                                             : logprob_add_prompt_list(c, c->prompt_at);
     }
     return c->prompt_at >= n;
 }
@@ -174,8 +175,10 @@ static void take_token(struct choice *c, const struct nyb_event *ev)
     c->last_ns = ev->time_ns;
     if (c->g->return_ids)
         buf_printf(&c->ids, "%s%d", c->ids.len ? "," : "", ev->token);
-    if (c->g->n_logprob != NYB_UNSET && ev->logprob)
+    if (c->g->n_logprob != NYB_UNSET && ev->logprob) {
         logprob_add(c, ev->logprob, ev->n_logprob);
+        c->g->n_entry += ev->n_logprob;
+    }
 }
 
 static void take_finish(struct choice *c, const struct nyb_event *ev)

@@ -249,7 +249,8 @@ static enum nyb_code add_items(const struct config_option *o, struct config_list
 static enum nyb_code set_accepted(const struct accepted *a, const char *text, const char *where,
                                   struct nyb_err *err)
 {
-    if (a->values && !config_listed(a->values, text))
+    bool fine = !a->values || (*a->values ? config_listed(a->values, text) : !*text);
+    if (!fine)
         return err_at(err, NYB_E_ARG, where, -1, "%s can only be %s here, got \"%.200s\": %s", a->name,
                       *a->values ? a->values : "empty", text, a->why);
     log_info("%s=%s is accepted and changes nothing: %s", a->name, text, a->why);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "server/route.h"
 
 static const char *type_of(int status)
 {
@@ -47,6 +48,26 @@ void error_add_object(struct buf *b, int status, const char *param, const char *
     add_object(b, status, NULL, param, message);
 }
 
+void error_add_anthropic(struct buf *b, int status, const char *message)
+{
+    static const struct {
+        int status;
+        const char *type;
+    } table[] = {{401, "authentication_error"}, {403, "permission_error"}, {404, "not_found_error"},
+                 {413, "request_too_large"},    {429, "rate_limit_error"}, {503, "overloaded_error"}};
+    const char *type = status < 499 ? "invalid_request_error" : "api_error";
+    for (size_t i = 0; i < COUNT_OF(table); i++)
+        type = table[i].status == status ? table[i].type : type;
+    buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type);
+    json_add_string(b, message, strlen(message));
+    buf_add_str(b, "}}");
+}
+
+static bool is_anthropic(const struct exchange *x)
+{
+    return x->route && (x->route->run == api_messages || x->route->run == api_count_tokens);
+}
+
 static void reply(struct exchange *x, int status, const char *code, const char *param, const char *message)
 {
     x->status = status;
@@ -54,7 +75,10 @@ static void reply(struct exchange *x, int status, const char *code, const char *
     if (status == 429 || status == 503)
         x->retry_after_s = 1;
     buf_clear(&x->reply);
-    add_object(&x->reply, status, code, param, message);
+    if (is_anthropic(x))
+        error_add_anthropic(&x->reply, status, message);
+    else
+        add_object(&x->reply, status, code, param, message);
 }
 
 void error_reply(struct exchange *x, int status, const char *param, const char *fmt, ...)

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/answer.h"
+#include "server/anthropic.h"
 #include "server/choice.h"
 #include "server/error.h"
 #include "server/responses.h"
@@ -15,8 +16,17 @@
 #define PUMP_ENTRIES \
     1024 /* log-probabilities of prompts that are written at a time: one or two milliseconds */
 
-static const char *const id_prefix[] = {
-    [GEN_COMPLETION] = "cmpl-", [GEN_CHAT] = "chatcmpl-", [GEN_RESPONSES] = "resp_"};
+static const char *const id_prefix[] = {[GEN_COMPLETION] = "cmpl-",
+                                        [GEN_SGLANG] = "",
+                                        [GEN_CHAT] = "chatcmpl-",
+                                        [GEN_RESPONSES] = "resp_",
+                                        [GEN_ANTHROPIC] = "msg_"};
+
+static const struct gen_form forms[] = {
+    [GEN_SGLANG] = {sglang_take, NULL, sglang_add_end, sglang_write, false},
+    [GEN_RESPONSES] = {responses_take, responses_take_call, responses_add_end, responses_write, false},
+    [GEN_ANTHROPIC] = {anthropic_take, anthropic_take_call, anthropic_add_end, anthropic_write, true},
+};
 
 void gen_set_id(struct gen *g, const char *id)
 {
@@ -25,7 +35,12 @@ void gen_set_id(struct gen *g, const char *id)
 
 bool gen_is_chat(const struct gen *g)
 {
-    return g->api != GEN_COMPLETION;
+    return g->api >= GEN_CHAT;
+}
+
+const struct gen_form *gen_form(const struct gen *g)
+{
+    return forms[g->api].take ? &forms[g->api] : NULL;
 }
 
 struct gen *gen_open(struct exchange *x, enum gen_api api, json_t *request)
@@ -53,6 +68,7 @@ void gen_close(struct gen *g)
     json_decref(g->request);
     buf_free(&g->settings);
     responses_close(g->responses);
+    anthropic_close(g->anthropic);
     nyb_free(g->prompt_text);
     buf_free(&g->out);
     free(g);
@@ -97,7 +113,7 @@ const char *gen_bare_id(const char *id)
 {
     for (size_t i = 0; i < COUNT_OF(id_prefix); i++) {
         size_t n = strlen(id_prefix[i]);
-        if (!strncmp(id, id_prefix[i], n))
+        if (n > 0 && !strncmp(id, id_prefix[i], n))
             return id + n;
     }
     return id;
@@ -130,6 +146,20 @@ static void take_error(struct gen *g, const struct nyb_err *e)
     gen_cancel(g);
 }
 
+/* An answer that is not streamed is kept here until it is complete. */
+static void check_size(struct gen *g)
+{
+    struct nyb_err err;
+    if (g->stream || g->n_entry <= GEN_LOGPROBS_MAX)
+        return;
+    (void)err_at(
+        &err, NYB_E_RANGE, "logprobs", -1,
+        "the answer has more than %d log-probabilities, which is as many as one without stream may have: "
+        "stream it, or ask for fewer. (parameter=logprobs)",
+        GEN_LOGPROBS_MAX);
+    take_error(g, &err);
+}
+
 static void finish_choice(struct gen *g, struct choice *c)
 {
     struct exchange *x = g->x;
@@ -138,6 +168,11 @@ static void finish_choice(struct gen *g, struct choice *c)
         x->prompt_tokens += c->usage.prompt_tokens;
     x->completion_tokens += c->usage.completion_tokens;
     metrics_count_choice(&x->s->metrics, c);
+    if (c->finish == NYB_FINISH_ABORT && gen_form(g) && gen_form(g)->knows_no_abort) {
+        struct nyb_err err;
+        (void)err_set(&err, x->s->draining ? NYB_E_CLOSED : NYB_E_CANCELLED, "The answer was aborted.");
+        take_error(g, &err);
+    }
 }
 
 static bool has_room(const struct gen *g)
@@ -148,14 +183,14 @@ static bool has_room(const struct gen *g)
 /* The role at once, then chunks of chunk_tokens. */
 static void stream_choice(struct choice *c, bool token)
 {
-    bool items = c->g->api == GEN_RESPONSES;
-    if (!items)
+    const struct gen_form *form = gen_form(c->g);
+    if (!form)
         sse_add_begin(c);
     c->n_held += token;
     if (!c->done && c->n_held < c->g->chunk_tokens)
         return;
-    if (items)
-        responses_take(c);
+    if (form)
+        form->take(c);
     else
         sse_add_event(c, c->n_held > 0);
     c->n_held = 0;
@@ -184,6 +219,7 @@ static void pump_choice(struct gen *g, struct choice *c, int *entries)
             finish_choice(g, c);
         if (g->stream)
             stream_choice(c, ev->token >= 0);
+        check_size(g);
     }
 }
 
@@ -196,8 +232,8 @@ bool gen_pump(struct gen *g)
     if (entries <= 0 && !over)
         loop_ring(g->x); /* there is more to write, after the others' turn */
     if (over && g->stream && !g->closed) {
-        if (g->api == GEN_RESPONSES)
-            responses_add_end(g);
+        if (gen_form(g))
+            gen_form(g)->add_end(g);
         else
             sse_add_end(g);
         g->closed = true;
@@ -209,8 +245,8 @@ void gen_reply(struct gen *g)
 {
     if (g->error_status)
         error_reply(g->x, g->error_status, g->error_param, "%s", g->error_message);
-    else if (g->api == GEN_RESPONSES)
-        responses_write(g, &g->x->reply);
+    else if (gen_form(g))
+        gen_form(g)->write(g, &g->x->reply);
     else
         answer_write(g, &g->x->reply);
     if (!g->error_status)

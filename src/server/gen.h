@@ -13,10 +13,21 @@
 
 #include "base/json.h"
 #include "server/exchange.h"
+#include "server/sglang.h"
 #include "text/parse.h"
 
-enum gen_api { GEN_COMPLETION, GEN_CHAT, GEN_RESPONSES }; /* the last is a chat, too */
+/* Log-probabilities that an answer may hold at once: some 150 MB. */
+#define GEN_LOGPROBS_MAX (1 << 21)
 
+enum gen_api {
+    GEN_COMPLETION,
+    GEN_SGLANG,
+    GEN_CHAT,
+    GEN_RESPONSES,
+    GEN_ANTHROPIC
+}; /* chats from GEN_CHAT on */
+
+struct anthropic;
 struct responses;
 
 struct gen_call {
@@ -44,6 +55,7 @@ struct choice {
     struct nyb_event event; /* if held: the first, which waits for them */
     char *echo;             /* the prompt's or last message's text, shown first */
     int n_held;             /* tokens since the last chunk */
+    size_t shown;           /* of GEN_SGLANG: bytes of the text in the last event */
     bool held, began, said_role, done;
     bool thinks; /* within reasoning          */
     bool hides;  /* max_tokens 0: echo alone  */
@@ -67,12 +79,15 @@ struct gen {
     int chunk_tokens;               /* tokens that a chunk may hold                         */
     int n_logprob;                  /* NYB_UNSET: none */
     int n_prompt_logprob;           /* the same */
+    int64_t n_entry;                /* log-probabilities of the answer's tokens so far */
     int n_choice, n_prompt, n_done;
-    int most_tokens;       /* of the choices that are done */
-    struct choice *choice; /* (n_choice) */
-    json_t *request;       /* the body, for the parsers' tools */
-    struct buf settings;   /* of GEN_RESPONSES: what the answer repeats of its request, as JSON */
-    struct responses *responses;
+    int most_tokens;             /* of the choices that are done */
+    struct choice *choice;       /* (n_choice) */
+    json_t *request;             /* the body, for the parsers' tools */
+    struct buf settings;         /* of GEN_RESPONSES: what the answer repeats of its request, as JSON */
+    struct responses *responses; /* what the answer's form has to remember, if it is this one */
+    struct anthropic *anthropic;
+    struct sglang sglang;
     char id[EXCHANGE_ID_MAX + 16];
     int64_t created_s;
     uint64_t arrival_us; /* wall clock */
@@ -96,6 +111,17 @@ enum nyb_code gen_submit(struct gen *g, int i, const struct nyb_request *r,
                          struct nyb_err *err) NYB_MUST_CHECK;
 
 bool gen_is_chat(const struct gen *g);
+/* How an answer is written that has a form of its own. Of chats that is a list of items, which follow one
+ * another and are made as the parts of the one choice arrive. */
+struct gen_form {
+    void (*take)(struct choice *c);              /* what has come since the last time      */
+    void (*take_call)(struct choice *c);         /* the call that choice.call has; of chats */
+    void (*add_end)(struct gen *g);              /* the last events of a stream             */
+    void (*write)(struct gen *g, struct buf *b); /* all of it                               */
+    bool knows_no_abort;                         /* an answer that was aborted is an error  */
+};
+/* NULL: that of OpenAI's chats and completions. */
+const struct gen_form *gen_form(const struct gen *g);
 /* "chatcmpl-" and the like before it. */
 void gen_set_id(struct gen *g, const char *id);
 /* The id by which the request can be aborted: the client's own, or the exchange's. */

@@ -165,9 +165,11 @@ bool http_accept(struct exchange *x, const char *version)
     x->route = route_find(x->method, x->path, &allow);
     bool options = !strcmp(x->method, "OPTIONS");
     bool guarded = x->route ? x->route->auth == ROUTE_KEY : !strncmp(x->path, "/v1", 3);
-    if (guarded && !options && !auth_allows(s->auth, http_header(x, "Authorization"))) {
+    if (guarded && !options &&
+        !auth_allows(s->auth, http_header(x, "Authorization"), http_header(x, "X-Api-Key"))) {
         error_reply(x, 401, NULL,
-                    "Unauthorized: a valid API key is needed, as \"Authorization: Bearer KEY\".");
+                    "Unauthorized: a valid API key is needed, as \"Authorization: Bearer KEY\" or "
+                    "\"X-Api-Key: KEY\".");
         return false;
     }
     if (x->route && x->route->auth == ROUTE_ADMIN && !admin_may(x)) {

@@ -40,6 +40,19 @@ static enum nyb_code refuse(const char *host, int port, struct nyb_err *err)
     return err_set(err, NYB_E_IO, "cannot listen on %s port %d: %s", host, port, strerror(errno));
 }
 
+/* Other forms of addresses, for which it has to be known what the right one is. */
+static const char *hint_of(const char *host)
+{
+    size_t n = strlen(host);
+    if (host[0] == '@')
+        return "; a socket without a file has no permissions, so it takes the path of one";
+    if (strncmp(host, "http", 4) && (strchr(host, '/') || (n > 5 && !strcmp(host + n - 5, ".sock"))))
+        return "; the path of a Unix socket begins with a slash";
+    if (host[0] == '[' || strchr(host, ':'))
+        return "; it takes the address alone, without scheme, brackets or port (--port)";
+    return "";
+}
+
 enum nyb_code listen_bind(int *fd, const char *host, int *port, struct nyb_err *err)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
@@ -48,7 +61,8 @@ enum nyb_code listen_bind(int *fd, const char *host, int *port, struct nyb_err *
     snprintf(service, sizeof(service), "%d", *port);
     int failed = getaddrinfo(host, service, &hints, &list);
     if (failed)
-        return err_at(err, NYB_E_ARG, "host", -1, "cannot listen on \"%s\": %s", host, gai_strerror(failed));
+        return err_at(err, NYB_E_ARG, "host", -1, "cannot listen on \"%s\": %s%s", host, gai_strerror(failed),
+                      hint_of(host));
     *fd = -1;
     for (const struct addrinfo *a = list; a && *fd < 0; a = a->ai_next)
         *fd = try_address(a);

@@ -7,7 +7,7 @@
 #define FLOOR (-9999.0f) /* JSON has no infinity */
 
 /* Shortest decimal that reads back as the same float. */
-static void add_float(struct buf *b, float x)
+void logprob_add_number(struct buf *b, float x)
 {
     char text[32];
     int precision = 5;
@@ -42,6 +42,14 @@ static char *token_text(const struct choice *c, int32_t id, size_t *n)
     return c->g->ids_as_text ? token_number(id, n) : token_own_text(c, id, n);
 }
 
+void logprob_add_text(const struct choice *c, struct buf *b, int32_t id)
+{
+    size_t n;
+    char *text = token_text(c, id, &n);
+    json_add_string(b, text, n);
+    free(text);
+}
+
 static void add_comma(struct buf *b)
 {
     if (b->len)
@@ -72,7 +80,7 @@ static void add_chat_entry(const struct choice *c, struct buf *b, const struct n
     buf_add_str(b, "{\"token\":");
     json_add_string(b, text, n);
     buf_add_str(b, ",\"logprob\":");
-    add_float(b, lp->logprob);
+    logprob_add_number(b, lp->logprob);
     real_bytes(c, lp->token, &text, &n);
     buf_add_str(b, ",\"bytes\":[");
     for (size_t i = 0; i < n; i++)
@@ -125,7 +133,7 @@ static void add_top(struct choice *c, const struct nyb_logprob *lp, int n)
                 buf_add_byte(b, ',');
             json_add_string(b, text, len);
             buf_add_byte(b, ':');
-            add_float(b, lp[i].logprob);
+            logprob_add_number(b, lp[i].logprob);
         }
         free(text);
     }
@@ -148,7 +156,7 @@ static void add_completion(struct choice *c, int32_t token, const struct nyb_log
     free(text);
     add_comma(&c->lp_score);
     if (lp) {
-        add_float(&c->lp_score, lp[0].logprob);
+        logprob_add_number(&c->lp_score, lp[0].logprob);
         add_top(c, lp, n);
     } else {
         buf_add_str(&c->lp_score, "null");
@@ -159,7 +167,9 @@ static void add_completion(struct choice *c, int32_t token, const struct nyb_log
 
 void logprob_add(struct choice *c, const struct nyb_logprob *lp, int n)
 {
-    if (gen_is_chat(c->g))
+    if (c->g->api == GEN_SGLANG)
+        sglang_add_logprob(c, lp, n);
+    else if (gen_is_chat(c->g))
         add_chat(c, lp, n);
     else
         add_completion(c, lp->token, lp, n);
@@ -188,7 +198,7 @@ int logprob_add_prompt_list(struct choice *c, size_t i)
         size_t len;
         char *text = token_text(c, lp[k].token, &len);
         buf_printf(b, "%s\"%d\":{\"logprob\":", k ? "," : "", lp[k].token);
-        add_float(b, lp[k].logprob);
+        logprob_add_number(b, lp[k].logprob);
         buf_printf(b, ",\"rank\":%d,\"decoded_token\":", lp[k].rank);
         json_add_string(b, text, len);
         buf_add_byte(b, '}');

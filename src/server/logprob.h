@@ -4,6 +4,9 @@
 
 #include "server/gen.h"
 
+/* A number as JSON; a token's text as a JSON string. */
+void logprob_add_number(struct buf *b, float x);
+void logprob_add_text(const struct choice *c, struct buf *b, int32_t id);
 /* One generated token: the chosen one, then the most likely. */
 void logprob_add(struct choice *c, const struct nyb_logprob *lp, int n);
 /* Token i of the prompt, for echo; how many entries that took. */

@@ -1,6 +1,7 @@
 #include "server/renew.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 
 #include "base/log.h"
@@ -23,6 +24,7 @@ struct set {
     const char *option, *file[FILES_MAX]; /* option: for the log; file: NULL: none */
     enum nyb_code (*read)(struct server *s, struct nyb_err *err);
     struct stamp used[FILES_MAX], seen[FILES_MAX]; /* when they were read; at the last look */
+    char fault[sizeof(struct nyb_err)];            /* why they could not be used; empty: they could */
 };
 
 struct renew {
@@ -84,14 +86,22 @@ void renew_close(struct renew *r)
     free(r);
 }
 
-static void read_again(struct server *s, const struct set *set)
+/* The reason may pass without any change of the file (no descriptor left, a file system that was away), so it
+ * is tried until it succeeds. The same reason is said once. */
+static void read_again(struct server *s, struct set *set)
 {
-    struct nyb_err err;
-    if (set->read(s, &err) == NYB_OK)
+    struct nyb_err err = {0};
+    char fault[sizeof(set->fault)];
+    if (set->read(s, &err) == NYB_OK) {
         log_info("%s %s has changed and is used from now on", set->option, set->file[0]);
-    else
-        log_warn("%s %s has changed and cannot be used, what was read before stays: %s%s%s", set->option,
-                 set->file[0], err.where, err.where[0] ? ": " : "", err.message);
+        set->fault[0] = 0;
+        return;
+    }
+    err_format(&err, fault, sizeof(fault));
+    if (strcmp(fault, set->fault))
+        log_warn("%s %s has changed and cannot be used, what was read before stays: %s", set->option,
+                 set->file[0], fault);
+    memcpy(set->fault, fault, sizeof(fault));
 }
 
 static void look_at(struct server *s, struct set *set)
@@ -103,7 +113,7 @@ static void look_at(struct server *s, struct set *set)
         changed = changed || !is_same(&now, &set->used[k]);
         set->seen[k] = now;
     }
-    if (!changed || !still)
+    if (!still || !(changed || set->fault[0]))
         return;
     for (int k = 0; k < FILES_MAX; k++)
         set->used[k] = set->seen[k];

@@ -11,7 +11,7 @@ struct renew;
 struct renew *renew_open(struct server *s);
 void renew_close(struct renew *r); /* NULL is fine */
 /* From the loop. A file counts as changed once it has stood still between two looks, a second apart: who
- * writes it in parts is not caught between them. */
+ * writes it in parts is not caught between them. One that cannot be used is tried again at each look. */
 void renew_look(struct renew *r, uint64_t now_ns);
 
 #endif

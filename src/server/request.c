@@ -5,11 +5,13 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "server/anthropic_input.h"
 #include "server/error.h"
 #include "server/params_json.h"
 #include "server/refuse.h"
 #include "server/responses_input.h"
 #include "server/responses_settings.h"
+#include "server/sglang_input.h"
 #include "text/chat_json.h"
 
 /* chat_json_parse counts bytes with its marks for big integers in between, so the place of the fault is
@@ -214,6 +216,28 @@ static enum nyb_code name_prompt(const struct gen *g, enum nyb_code code, struct
     return code;
 }
 
+/* Those of a prompt are written into the answer at once, with a stream too. Of a chat's choices the first has
+ * them. A prompt that is too long is the engine's to refuse. */
+static enum nyb_code check_prompt_logprobs(const struct gen *g, const struct request_prompt *prompt,
+                                           int n_prompt, int n, const struct nyb_sampling *s,
+                                           struct nyb_err *err)
+{
+    const char *name = g->n_prompt_logprob != NYB_UNSET ? "prompt_logprobs" : "logprobs";
+    int64_t most = g->x->s->info->max_model_len, each = (int64_t)s->prompt_logprobs + 1, all = 0;
+    if (s->prompt_logprobs < 0)
+        return NYB_OK;
+    for (int i = 0; i < n_prompt; i++)
+        all += (int64_t)prompt[i].n <= most ? (int64_t)prompt[i].n * each : 0;
+    all *= gen_is_chat(g) ? 1 : n;
+    return all <= GEN_LOGPROBS_MAX
+               ? NYB_OK
+               : err_at(
+                     err, NYB_E_RANGE, name, -1,
+                     "%s would give %lld log-probabilities of tokens of prompts, an answer may have %d: ask "
+                     "for fewer, or send fewer or shorter prompts at once. (parameter=%s, value=%d)",
+                     name, (long long)all, GEN_LOGPROBS_MAX, name, s->prompt_logprobs);
+}
+
 enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt, int n_prompt, int n,
                              struct nyb_sampling *s, struct nyb_err *err)
 {
@@ -229,11 +253,14 @@ enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt,
             "n times the number of prompts is %lld (%d times %d), more than this server can ever hold "
             "(%lld). (parameter=%s)",
             (long long)n_prompt * n, n, n_prompt, (long long)most, n > 1 ? "n" : "prompt");
+    TRY(check_prompt_logprobs(g, prompt, n_prompt, n, s, err));
     gen_set_choices(g, n_prompt, n);
     for (int i = 0; i < g->n_choice; i++) {
         const struct request_prompt *p = &prompt[i / n];
         const struct nyb_request r = {
             .prompt = p->ids, .n_prompt = p->n, .sampling = s, .priority = priority, .id = gen_request_id(g)};
+        if (i > 0 && gen_is_chat(g))
+            s->prompt_logprobs = NYB_UNSET;
         if (seed >= 0) /* the choices differ, and each is what it is alone */
             s->seed = (int64_t)(((uint64_t)seed + (uint64_t)(i % n)) & INT64_MAX);
         enum nyb_code code = gen_submit(g, i, &r, err);
@@ -243,26 +270,53 @@ enum nyb_code request_submit(struct gen *g, const struct request_prompt *prompt,
     return NYB_OK;
 }
 
-/* A request of the Responses API becomes a chat before anything else looks at it. */
+/* A request of another API becomes a chat or a completion before anything else looks at it. */
+static enum nyb_code translate(enum gen_api api, const json_t *asked, json_t **body, struct buf *settings,
+                               struct sglang *sglang, struct nyb_err *err)
+{
+    switch (api) {
+    case GEN_RESPONSES:
+        TRY(responses_input(asked, body, err));
+        return responses_settings(asked, settings, err);
+    case GEN_ANTHROPIC:
+        return anthropic_input(asked, body, err);
+    case GEN_SGLANG:
+        return sglang_input(asked, body, sglang, err);
+    case GEN_COMPLETION:
+    case GEN_CHAT:
+        break;
+    }
+    *body = json_incref((json_t *)(uintptr_t)asked);
+    return NYB_OK;
+}
+
+static void rename_back(enum gen_api api, struct nyb_err *err)
+{
+    if (api == GEN_RESPONSES)
+        responses_rename_fault(err);
+    if (api == GEN_ANTHROPIC)
+        anthropic_rename_fault(err);
+    if (api == GEN_SGLANG)
+        sglang_rename_fault(err);
+}
+
 static enum nyb_code open_job(struct request_job *j, struct exchange *x, enum gen_api api,
                               struct nyb_err *err)
 {
     struct buf settings = {0};
-    if (api == GEN_RESPONSES) {
-        json_t *asked = j->body;
-        j->body = NULL;
-        enum nyb_code code = responses_input(asked, &j->body, err);
-        if (code == NYB_OK)
-            code = responses_settings(asked, &settings, err);
-        json_decref(asked);
-        if (code != NYB_OK) {
-            buf_free(&settings);
-            return code;
-        }
+    struct sglang sglang = {0};
+    json_t *asked = j->body;
+    j->body = NULL;
+    enum nyb_code code = translate(api, asked, &j->body, &settings, &sglang, err);
+    json_decref(asked);
+    if (code != NYB_OK) {
+        buf_free(&settings);
+        return code;
     }
     params_merge_metadata(j->body);
     j->g = gen_open(x, api, j->body);
     j->g->settings = settings;
+    j->g->sglang = sglang;
     return NYB_OK;
 }
 
@@ -274,12 +328,15 @@ void request_answer(struct exchange *x, enum gen_api api, request_start_fn *star
         return;
     arena_init(&j.arena, 4096);
     enum nyb_code code = open_job(&j, x, api, &err);
-    if (code == NYB_OK && start(&j, &err) == NYB_OK) {
+    if (code == NYB_OK) {
+        code = start(&j, &err);
+        if (code != NYB_OK)
+            rename_back(api, &err);
+    }
+    if (code == NYB_OK) {
         x->gen = j.g;
     } else {
         gen_close(j.g);
-        if (api == GEN_RESPONSES)
-            responses_rename_fault(&err);
         error_reply_err(x, &err);
     }
     arena_free(&j.arena);

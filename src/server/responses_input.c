@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "server/params_json.h"
+#include "server/rename.h"
 
 /* Fields that are this API's own, or that would change the shape of the chat's answer. Every other one counts
  * as in chats. */
@@ -397,45 +398,12 @@ enum nyb_code responses_input(const json_t *asked, json_t **chat, struct nyb_err
     return code;
 }
 
-static void replace_in_message(struct nyb_err *err, char *at, size_t n, const char *text)
-{
-    char rest[sizeof(err->message)];
-    snprintf(rest, sizeof(rest), "%s", at + n);
-    snprintf(at, sizeof(err->message) - (size_t)(at - err->message), "%s%s", text, rest);
-}
-
-/* A name at the beginning and in "(parameter=OLD" at the end. Messages are counted otherwise than items. */
-static void rename_in_message(struct nyb_err *err, const char *old, const char *name)
-{
-    char mark[64];
-    size_t n = strlen(old);
-    snprintf(mark, sizeof(mark), "(parameter=%s", old);
-    char *at = strstr(err->message, mark);
-    if (at)
-        replace_in_message(err, at + strlen(mark) - n, n, name);
-    if (strncmp(err->message, old, n))
-        return;
-    if (err->message[n] == '[')
-        replace_in_message(err, err->message, 0, "Of the input as a chat, ");
-    else
-        replace_in_message(err, err->message, n, name);
-}
-
 void responses_rename_fault(struct nyb_err *err)
 {
-    static const struct {
-        const char *old, *name;
-    } table[] = {{"messages", "input"},
-                 {"max_completion_tokens", "max_output_tokens"},
-                 {"max_tokens", "max_output_tokens"},
-                 {"response_format", "text"},
-                 {"reasoning_effort", "reasoning"}};
-    for (size_t i = 0; i < COUNT_OF(table); i++) {
-        size_t n = strlen(table[i].old);
-        if (strncmp(err->where, table[i].old, n) || (err->where[n] && err->where[n] != '['))
-            continue;
-        snprintf(err->where, sizeof(err->where), "%s", table[i].name);
-        rename_in_message(err, table[i].old, table[i].name);
-        return;
-    }
+    static const struct rename table[] = {{"messages", "input"},
+                                          {"max_completion_tokens", "max_output_tokens"},
+                                          {"max_tokens", "max_output_tokens"},
+                                          {"response_format", "text"},
+                                          {"reasoning_effort", "reasoning"}};
+    rename_fault(err, table, COUNT_OF(table), "input");
 }

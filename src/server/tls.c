@@ -65,8 +65,8 @@ enum nyb_code tls_open(struct tls *t, const char *cert_file, const char *key_fil
     if (!cert_file || !key_file)
         return err_at(err, NYB_E_ARG, cert_file ? "tls-key" : "tls-cert", -1,
                       "--tls-cert and --tls-key belong together");
-    TRY(file_read_all(cert_file, PEM_MAX, &t->cert, &n, err));
-    TRY(file_read_all(key_file, PEM_MAX, &t->key, &n, err));
+    TRY(file_read_text(cert_file, PEM_MAX, &t->cert, &n, err));
+    TRY(file_read_text(key_file, PEM_MAX, &t->key, &n, err));
     return make_pair(t, cert_file, key_file, err);
 }
 

@@ -15,6 +15,13 @@ enum grammar_regex_form {
 enum nyb_code grammar_regex(struct grammar_ast *g, const char *text, size_t len, enum grammar_regex_form form,
                             uint32_t *node, struct nyb_err *err) NYB_MUST_CHECK;
 
+/* The same of a part of a JSON string of min to max characters: repetitions without end are made so few times
+ * that no text is longer. Where texts are longer or shorter all the same, fit says so. */
+enum grammar_regex_fit { GRAMMAR_REGEX_FITS, GRAMMAR_REGEX_SHORTER, GRAMMAR_REGEX_LONGER };
+enum nyb_code grammar_regex_bounded(struct grammar_ast *g, const char *text, size_t len, uint32_t min,
+                                    uint32_t max, enum grammar_regex_fit *fit, uint32_t *node,
+                                    struct nyb_err *err) NYB_MUST_CHECK;
+
 /* What is wrong at a byte of a text, which is repeated from there, if it is long the part around it.
  * source: what it is, with a space behind, or "". */
 enum nyb_code grammar_fail_at(struct nyb_err *err, const char *source, const char *text, size_t len,
@@ -73,6 +80,8 @@ enum nyb_code grammar_choice(struct grammar_ast *g, const char *text, size_t len
 
 /* ---- grammar_range.c: decimal integers in [lo, hi] as they are written, no leading zeros. */
 uint32_t grammar_int_range(struct grammar_ast *g, int64_t lo, int64_t hi);
+/* The same of lo to hi in units of the last of so many digits behind the point, all of which are written. */
+uint32_t grammar_decimal_range(struct grammar_ast *g, int64_t lo, int64_t hi, int decimals);
 
 /* ---- grammar_schema.c: `where` is the JSON pointer of the schema in messages, "" for the whole text. */
 enum nyb_code grammar_schema(struct grammar_json *j, const json_t *schema, const char *where, uint32_t *node,

@@ -7,9 +7,28 @@
 
 /* What says nothing about the value. */
 static const char *const annotations[] = {
-    "title",    "description", "default",       "examples",         "example",         "$schema",      "$id",
-    "$comment", "deprecated",  "readOnly",      "writeOnly",        "$defs",           "definitions",  "id",
-    "$anchor",  "strict",      "discriminator", "contentMediaType", "contentEncoding", "externalDocs", "xml",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "example",
+    "$schema",
+    "$id",
+    "$comment",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$defs",
+    "definitions",
+    "id",
+    "$anchor",
+    "strict",
+    "discriminator",
+    "contentMediaType",
+    "contentEncoding",
+    "externalDocs",
+    "xml",
+    "contentSchema",
 };
 
 /* What is understood, and the types that it is about. */

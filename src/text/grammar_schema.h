@@ -67,6 +67,13 @@ enum nyb_code schema_string(struct schema *s, const json_t *schema, uint32_t *no
 enum nyb_code schema_number(struct schema *s, const json_t *schema, bool integer,
                             uint32_t *node) NYB_MUST_CHECK;
 enum nyb_code schema_array(struct schema *s, const json_t *schema, uint32_t *node) NYB_MUST_CHECK;
+/* grammar_schema_format.c: the expression of a string's format, NULL where the text is free. Texts of min to
+ * max characters must be what it has anyway. */
+enum nyb_code schema_format(struct schema *s, const json_t *name, uint32_t min, uint32_t max,
+                            const char **regex) NYB_MUST_CHECK;
+bool schema_format_is_free(const json_t *name);
+/* Narrows lo and hi, if it is a known one. */
+void schema_integer_format(const json_t *name, int64_t *lo, int64_t *hi);
 /* grammar_schema_object.c */
 enum nyb_code schema_object(struct schema *s, const json_t *schema, uint32_t *node) NYB_MUST_CHECK;
 

@@ -7,6 +7,8 @@
 
 #define INT_END    999999999999999999 /* of GRAMMAR_DIGITS_MAX digits: bounds beyond are cut to it */
 #define FRACTION   16                 /* digits behind the point of a number with bounds */
+#define DECIMALS   9                  /* of a bound */
+#define WHOLE_END  9007199254740992.0 /* doubles below hold every whole number */
 #define PREFIX_MAX 256                /* schemas of prefixItems */
 #define COUNT_END  100001             /* lengths and counts are below */
 
@@ -26,43 +28,34 @@ static enum nyb_code take_count(struct schema *s, const json_t *schema, const ch
 
 /* ---- strings --------------------------------------------------------------------------------------- */
 
-#define TIME "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-#define DATE                                                                                                 \
-    "[0-9]{3}[1-9]-(((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01]))|((0[469]|11)-(0[1-9]|[12][0-9]|30))|(02-(0[" \
-    "1-"                                                                                                     \
-    "9]|1[0-9]|2[0-8])))"
-#define LABEL "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-#define BYTE  "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-
-/* RFC 3339, 1123, 5321 (the common part), 3986, 4122: texts that every reader of the format accepts. February
- * has 28 days, and years do not end in 0, so that no year 0 occurs. */
-static const struct {
-    const char *name, *regex;
-} formats[] = {
-    {"date", "^" DATE "$"},
-    {"time", "^" TIME "$"},
-    {"date-time", "^" DATE "T" TIME "$"},
-    {"uuid", "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"},
-    {"ipv4", "^" BYTE "\\." BYTE "\\." BYTE "\\." BYTE "$"},
-    {"hostname", "^" LABEL "(\\." LABEL "){0,7}$"},
-    {"email", "^[A-Za-z0-9_+-]{1,32}(\\.[A-Za-z0-9_+-]{1,16}){0,3}@" LABEL "(\\." LABEL "){1,3}$"},
-    {"uri",
-     "^[A-Za-z][A-Za-z0-9+.-]{0,15}://" LABEL "(\\." LABEL "){0,7}(:[0-9]{1,4})?(/[A-Za-z0-9._~-]{0,64}){"
-     "0,16}(\\?[A-Za-z0-9._~=&-]{0,256})?$"},
-};
-
-static enum nyb_code in_quotes(struct schema *s, const char *regex, uint32_t *node)
+static uint32_t in_quotes(struct schema *s, uint32_t node)
 {
     struct grammar_ast *g = s->j->g;
-    TRY(grammar_regex(g, regex, strlen(regex), GRAMMAR_REGEX_JSON, node, s->err));
     uint32_t quote = grammar_range(g, '"', '"');
-    *node = grammar_cat(g, quote, grammar_cat(g, *node, quote));
+    return grammar_cat(g, quote, grammar_cat(g, node, quote));
+}
+
+static enum nyb_code take_pattern(struct schema *s, const char *pattern, uint32_t min, uint32_t max,
+                                  uint32_t *node)
+{
+    enum grammar_regex_fit fit = GRAMMAR_REGEX_FITS;
+    size_t len = strlen(pattern);
+    if (min == 0 && max == GRAMMAR_REPEAT)
+        TRY(grammar_regex(s->j->g, pattern, len, GRAMMAR_REGEX_JSON, node, s->err));
+    else
+        TRY(grammar_regex_bounded(s->j->g, pattern, len, min, max, &fit, node, s->err));
+    if (fit == GRAMMAR_REGEX_SHORTER)
+        return schema_refuse(s, "minLength", "together with this pattern, some of whose texts are shorter");
+    if (fit == GRAMMAR_REGEX_LONGER)
+        return schema_refuse(s, "maxLength", "together with this pattern, some of whose texts are longer");
+    *node = in_quotes(s, *node);
     return NYB_OK;
 }
 
 enum nyb_code schema_string(struct schema *s, const json_t *schema, uint32_t *node)
 {
     const json_t *pattern = json_object_get(schema, "pattern"), *format = json_object_get(schema, "format");
+    const char *regex = NULL;
     uint32_t min = 0, max = GRAMMAR_REPEAT;
     TRY(take_count(s, schema, "minLength", &min));
     TRY(take_count(s, schema, "maxLength", &max));
@@ -70,88 +63,166 @@ enum nyb_code schema_string(struct schema *s, const json_t *schema, uint32_t *no
         return schema_wrong(s, "pattern", "a string");
     if (format && !json_is_string(format))
         return schema_wrong(s, "format", "a string");
-    if ((pattern || format) && (min > 0 || max != GRAMMAR_REPEAT))
-        return schema_refuse(s, min > 0 ? "minLength" : "maxLength", "together with pattern or format");
-    if (pattern && format)
+    if (format)
+        TRY(schema_format(s, format, min, max, &regex));
+    if (pattern && regex)
         return schema_refuse(s, "format", "together with pattern");
     if (pattern)
-        return in_quotes(s, json_string_value(pattern), node);
-    for (size_t i = 0; format && i < COUNT_OF(formats); i++)
-        if (!strcmp(json_string_value(format), formats[i].name))
-            return in_quotes(s, formats[i].regex, node);
-    if (format)
-        return schema_refuse(s, "format",
-                             "known are date, time, date-time, uuid, ipv4, hostname, email, uri");
+        return take_pattern(s, json_string_value(pattern), min, max, node);
+    if (regex)
+        return take_pattern(s, regex, 0, GRAMMAR_REPEAT, node); /* which has these lengths */
     *node = min <= max ? grammar_json_string(s->j, min, max) : grammar_never(s->j->g);
     return NYB_OK;
 }
 
 /* ---- numbers --------------------------------------------------------------------------------------- */
 
+/* Of numbers in units of the last of so many digits behind the point. */
 struct bounds {
     bool any;
-    int64_t int_lo, int_hi; /* of whole numbers */
-    int64_t lo, hi;         /* of all; met exactly or not, no fraction lies beyond */
+    int decimals;
+    int64_t lo, hi;
+    bool lo_open, hi_open; /* it must not be met */
 };
 
-static enum nyb_code take_bound(struct schema *s, const json_t *schema, const char *keyword, bool integer,
-                                bool low, bool exclusive, struct bounds *b)
+static int64_t power(int n)
 {
-    const json_t *v = json_object_get(schema, keyword);
-    if (!v)
-        return NYB_OK;
-    if (!json_is_number(v))
-        return schema_wrong(s, keyword, "a number");
-    double x = json_number_value(v), whole = low ? ceil(x) : floor(x);
-    if (!integer && whole != x)
-        return schema_refuse(s, keyword, "with a fraction, for numbers that are not integers");
-    if (fabs(whole) > (double)INT_END)
-        whole = whole < 0 ? -(double)INT_END : (double)INT_END;
-    int64_t at = json_is_integer(v) && fabs(x) < (double)INT_END ? json_integer_value(v) : (int64_t)whole;
-    at = at > INT_END ? INT_END : at < -INT_END ? -INT_END : at;
-    int64_t step = exclusive && whole == x ? 1 : 0;
-    b->any = true;
-    if (low) {
-        b->int_lo = at + step > b->int_lo ? at + step : b->int_lo;
-        b->lo = at > b->lo ? at : b->lo;
-    } else {
-        b->int_hi = at - step < b->int_hi ? at - step : b->int_hi;
-        b->hi = at < b->hi ? at : b->hi;
+    return n == 0 ? 1 : 10 * power(n - 1);
+}
+
+static int64_t floor_of(int64_t n, int64_t unit)
+{
+    return n / unit - (n % unit < 0);
+}
+
+static int64_t ceil_of(int64_t n, int64_t unit)
+{
+    return -floor_of(-n, unit);
+}
+
+/* Digits behind the point; -1: more than DECIMALS. A quotient of two whole numbers is rounded as their
+ * decimal fraction is when it is read. */
+static int decimals_of(double x)
+{
+    for (int k = 0; k <= DECIMALS && fabs(x) < WHOLE_END; k++) {
+        double unit = (double)power(k), n = round(x * unit);
+        if (fabs(n) < WHOLE_END && n / unit == x)
+            return k;
+    }
+    return x == floor(x) ? 0 : -1;
+}
+
+/* x in these units, cut to what fits. */
+static int64_t in_units(const json_t *v, int decimals)
+{
+    double x = json_number_value(v), unit = (double)power(decimals);
+    if (fabs(x) * unit > (double)INT_END)
+        return x < 0 ? -INT_END : INT_END;
+    if (json_is_integer(v))
+        return (int64_t)json_integer_value(v) * power(decimals);
+    return (int64_t)round(x * unit);
+}
+
+static const struct {
+    const char *keyword;
+    bool low, exclusive;
+} number_bounds[] = {{"minimum", true, false},
+                     {"maximum", false, false},
+                     {"exclusiveMinimum", true, true},
+                     {"exclusiveMaximum", false, true}};
+
+static enum nyb_code take_decimals(struct schema *s, const json_t *schema, struct bounds *b)
+{
+    for (size_t i = 0; i < COUNT_OF(number_bounds); i++) {
+        const char *keyword = number_bounds[i].keyword;
+        const json_t *v = json_object_get(schema, keyword);
+        if (!v)
+            continue;
+        if (!json_is_number(v))
+            return schema_wrong(s, keyword, "a number");
+        int decimals = decimals_of(json_number_value(v));
+        if (decimals < 0)
+            return schema_refuse(s, keyword, "with more than 9 digits behind the point");
+        b->decimals = decimals > b->decimals ? decimals : b->decimals;
+        b->any = true;
     }
     return NYB_OK;
 }
 
-/* Between two whole numbers, or one of them: n.f with n from lo to hi - 1, and -m.f with m from -hi to
- * -lo - 1; the fraction does not end in 0 and so is none. */
+static void tighten(struct bounds *b, int64_t at, bool low, bool open)
+{
+    if (low && (at > b->lo || (at == b->lo && open))) {
+        b->lo = at;
+        b->lo_open = open;
+    }
+    if (!low && (at < b->hi || (at == b->hi && open))) {
+        b->hi = at;
+        b->hi_open = open;
+    }
+}
+
+static enum nyb_code take_bounds(struct schema *s, const json_t *schema, struct bounds *b)
+{
+    TRY(take_decimals(s, schema, b));
+    for (size_t i = 0; i < COUNT_OF(number_bounds); i++) {
+        const json_t *v = json_object_get(schema, number_bounds[i].keyword);
+        if (v)
+            tighten(b, in_units(v, b->decimals), number_bounds[i].low, number_bounds[i].exclusive);
+    }
+    return NYB_OK;
+}
+
+static void take_format(const json_t *schema, struct bounds *b)
+{
+    int64_t lo = -INT_END, hi = INT_END;
+    schema_integer_format(json_object_get(schema, "format"), &lo, &hi);
+    b->any = b->any || lo > -INT_END || hi < INT_END;
+    if (lo > -INT_END / power(b->decimals))
+        tighten(b, lo * power(b->decimals), true, false);
+    if (hi < INT_END / power(b->decimals))
+        tighten(b, hi * power(b->decimals), false, false);
+}
+
+/* Those that can be written with so many digits behind the point. */
+static uint32_t numbers_of(struct schema *s, const struct bounds *b, int decimals)
+{
+    int64_t unit = power(b->decimals - decimals);
+    return grammar_decimal_range(s->j->g, ceil_of(b->lo + b->lo_open, unit),
+                                 floor_of(b->hi - b->hi_open, unit), decimals);
+}
+
+/* Those with as many digits as the bounds have or fewer, and those with more: they lie between two neighbours
+ * of the former, and do not end in 0. */
 static uint32_t bounded_number(struct schema *s, const struct bounds *b)
 {
     struct grammar_ast *g = s->j->g;
-    uint32_t digit = grammar_range(g, '0', '9');
-    uint32_t fraction =
-        grammar_cat(g, grammar_range(g, '.', '.'),
-                    grammar_cat(g, grammar_times(g, digit, 0, FRACTION - 1), grammar_range(g, '1', '9')));
-    uint32_t node =
-        grammar_cat(g, grammar_int_range(g, b->int_lo, b->int_hi), grammar_maybe(g, grammar_text(g, ".0")));
-    uint32_t above = grammar_int_range(g, b->lo > 0 ? b->lo : 0, b->hi - 1);
-    uint32_t below = grammar_int_range(g, b->hi < 0 ? -b->hi : 0, -b->lo - 1);
-    node = grammar_alt(g, node, grammar_cat(g, above, fraction));
-    return grammar_alt(g, node, grammar_cat(g, grammar_range(g, '-', '-'), grammar_cat(g, below, fraction)));
+    uint32_t node = grammar_cat(g, numbers_of(s, b, 0), grammar_maybe(g, grammar_text(g, ".0")));
+    for (int k = 1; k <= b->decimals; k++)
+        node = grammar_alt(g, node, numbers_of(s, b, k));
+    uint32_t more =
+        grammar_cat(g, grammar_times(g, grammar_range(g, '0', '9'), 0, FRACTION - 1 - (uint32_t)b->decimals),
+                    grammar_range(g, '1', '9'));
+    if (b->decimals == 0)
+        more = grammar_cat(g, grammar_range(g, '.', '.'), more);
+    uint32_t above = grammar_decimal_range(g, b->lo > 0 ? b->lo : 0, b->hi - 1, b->decimals);
+    uint32_t below = grammar_decimal_range(g, b->hi < 0 ? -b->hi : 0, -b->lo - 1, b->decimals);
+    node = grammar_alt(g, node, grammar_cat(g, above, more));
+    return grammar_alt(g, node, grammar_cat(g, grammar_range(g, '-', '-'), grammar_cat(g, below, more)));
 }
 
 enum nyb_code schema_number(struct schema *s, const json_t *schema, bool integer, uint32_t *node)
 {
-    struct bounds b = {.int_lo = -INT_END, .int_hi = INT_END, .lo = -INT_END, .hi = INT_END};
+    struct bounds b = {.lo = -INT_END, .hi = INT_END};
     const json_t *multiple = json_object_get(schema, "multipleOf");
     if (multiple && (!integer || json_number_value(multiple) != 1))
         return schema_refuse(s, "multipleOf", NULL);
-    TRY(take_bound(s, schema, "minimum", integer, true, false, &b));
-    TRY(take_bound(s, schema, "maximum", integer, false, false, &b));
-    TRY(take_bound(s, schema, "exclusiveMinimum", integer, true, true, &b));
-    TRY(take_bound(s, schema, "exclusiveMaximum", integer, false, true, &b));
+    TRY(take_bounds(s, schema, &b));
+    if (integer)
+        take_format(schema, &b);
     if (!b.any)
         *node = integer ? grammar_json_integer(s->j) : grammar_json_number(s->j);
     else
-        *node = integer ? grammar_int_range(s->j->g, b.int_lo, b.int_hi) : bounded_number(s, &b);
+        *node = integer ? numbers_of(s, &b, 0) : bounded_number(s, &b);
     return NYB_OK;
 }
 

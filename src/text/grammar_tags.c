@@ -149,7 +149,7 @@ static enum nyb_code tag_value_of(struct tags *t, struct schema *s, const struct
                                   const json_t *schema, const json_t *flat, const char *name, uint32_t *node)
 {
     const json_t *constant = json_object_get(flat, "const"), *list = json_object_get(flat, "enum");
-    static const char *const no_tags[] = {"pattern", "format"};
+    const json_t *format = json_object_get(flat, "format");
     bool text;
     uint32_t value = grammar_never(t->j.g);
     if (constant || list) {
@@ -161,9 +161,9 @@ static enum nyb_code tag_value_of(struct tags *t, struct schema *s, const struct
         return NYB_OK;
     }
     TRY(may_be_text(s, flat, &text));
-    for (size_t i = 0; i < COUNT_OF(no_tags) && text; i++)
-        if (json_object_get(flat, no_tags[i]))
-            return schema_refuse(s, no_tags[i], "for a parameter of this model's tool calls");
+    bool pattern = json_object_get(flat, "pattern");
+    if (text && (pattern || (format && !schema_format_is_free(format))))
+        return schema_refuse(s, pattern ? "pattern" : "format", "for a parameter of this model's tool calls");
     if (text && (json_object_get(flat, "minLength") || json_object_get(flat, "maxLength"))) {
         TRY(bounded_string(t, s, flat, &value));
         *node = closed_value(t, style, value);

@@ -8,10 +8,12 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #ifdef NYBBLE_SERVER
+#include "server/anthropic_input.h"
 #include "server/messages.h"
 #include "server/params_json.h"
 #include "server/request.h"
 #include "server/responses_input.h"
+#include "server/sglang_input.h"
 #include "server/tool_choice.h"
 #include "text/chat_json.h"
 
@@ -46,6 +48,33 @@ static void try_responses(const json_t *body)
         ASSERT(strncmp(err.where, "messages", 8));
     }
     json_decref(chat);
+}
+
+static void try_anthropic(const json_t *body)
+{
+    struct nyb_err err;
+    json_t *chat;
+    if (anthropic_input(body, &chat, &err) != NYB_OK) {
+        ASSERT(err.where[0] && err.message[0]);
+        return;
+    }
+    if (messages_normalize(json_object_get(chat, "messages"), &err) != NYB_OK ||
+        tool_choice_normalize(chat, &err) != NYB_OK || tool_choice_check(chat, &err) != NYB_OK) {
+        anthropic_rename_fault(&err);
+        ASSERT(err.where[0] && err.message[0]);
+    }
+    json_decref(chat);
+}
+
+static void try_sglang(const json_t *body)
+{
+    struct nyb_err err;
+    struct sglang how;
+    json_t *completion;
+    if (sglang_input(body, &completion, &how, &err) != NYB_OK)
+        ASSERT(err.where[0] && err.message[0]);
+    else
+        json_decref(completion);
 }
 
 static void try_common(json_t *body, const struct nyb_sampling *s)
@@ -96,6 +125,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (params_ids(json_object_get(body, "prompt"), "prompt", &a, &ids, &n, &err) != NYB_OK)
         ASSERT(err_http_status(err.code) == 400);
     try_responses(body);
+    try_anthropic(body);
+    try_sglang(body);
     try_messages(body);
     arena_free(&a);
     json_decref(body);

@@ -32,6 +32,12 @@ SCHEMAS = [
      ['"a"', '"abcde"', '"\\ud83d\\ude00"']),
     ({"type": "string", "maxLength": 2000}, ['"' + "x" * 2000 + '"'], ['"' + "x" * 2001 + '"']),
     ({"type": "string", "pattern": "^[a-z]{2,3}$"}, ['"ab"', '"abc"'], ['"a"', '"abcd"', '"aB"']),
+    ({"type": "string", "pattern": "^[a-z0-9-]+$", "maxLength": 6}, ['"a"', '"a-b-1"', '"abcdef"'], ['""', '"abcdefg"', '"A"']),
+    ({"type": "string", "pattern": "^[A-Z]{3}$", "minLength": 3, "maxLength": 3}, ['"ABC"'], ['"AB"', '"ABCD"']),
+    ({"type": "string", "pattern": "^é+(, é+)*$", "minLength": 1, "maxLength": 12}, ['"é"', '"é, é"'], ['""', '"' + "é" * 13 + '"']),
+    ({"type": "string", "pattern": "b", "minLength": 1, "maxLength": 5}, ['"b"', '"abc"', '"\\néb"'], ['"aaa"', '"bbbbbb"']),
+    ({"type": "string", "pattern": "^(a|bc{2,})$", "maxLength": 4}, ['"a"', '"bcc"', '"bccc"'], ['"bc"', '"bcccc"']),
+    ({"type": "string", "pattern": "^[^ ]*$", "maxLength": 5000}, ['""', '"' + "x" * 1024 + '"'], ['"a b"']),
     ({"type": "string", "pattern": "b+"}, ['"abbc"', '"b"'], ['"ac"', '""']),
     ({"type": "string", "pattern": "^a|z$"}, ['"axx"', '"xxz"'], ['"xx"']),
     ({"type": "string", "pattern": "^[\"\\\\\\n]+$"}, ['"\\"\\\\\\n"'], ['"a"']),
@@ -40,6 +46,16 @@ SCHEMAS = [
     ({"type": "string", "format": "uuid"}, ['"123e4567-e89b-12d3-a456-426614174000"'], ['"123e4567"']),
     ({"type": "string", "format": "ipv4"}, ['"127.0.0.1"', '"255.255.255.255"'], ['"256.0.0.1"', '"1.2.3"']),
     ({"type": "string", "format": "email"}, ['"a.b@example.org"'], ['"a@b"', '"@x.y"']),
+    ({"type": "string", "format": "duration"}, ['"P3D"', '"PT1H2M3S"', '"P1DT90M"', '"PT5S"', '"P2W"'], ['"P"', '"PT"', '"3D"', '"P1DT"', '"P1H"']),
+    ({"type": "string", "format": "uuid4"}, ['"123e4567-e89b-42d3-a456-426614174000"'], ['"123e4567-e89b-12d3-a456-426614174000"']),
+    ({"type": "string", "format": "ipv6"}, ['"::"', '"::1"', '"fe80::1"', '"2001:db8::a:1"', '"1:2:3:4:5:6:7:8"', '"1:2:3::4:5:6:7"'],
+     ['":"', '"1:2:3:4:5:6:7"', '"1:2:3:4:5:6:7:8:9"', '"1::2::3"', '"g::"', '"1:2:3::4:5:6:7:8"']),
+    ({"type": "string", "format": "base64"}, ['""', '"QUJD"', '"QQ=="', '"QUI="'], ['"QUJ"', '"Q==="', '"QUJD="']),
+    ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}, ['"https://a.b/c"'], ['""', '"a"']),
+    ({"type": "string", "format": "password", "minLength": 2, "maxLength": 3}, ['"ab"', '"a c"'], ['"a"', '"abcd"']),
+    ({"type": "integer", "format": "int32"}, ["2147483647", "-2147483648"], ["2147483648", "-2147483649"]),
+    ({"type": "integer", "format": "uint8", "minimum": 3}, ["3", "255"], ["2", "256"]),
+    ({"type": "integer", "format": "int64"}, ["999999999999999999"], ["1.0"]),
     ({"type": "integer"}, ["0", "-12", "123456789012345678"], ["1.5", "01", "+1", "1e3", "-"]),
     ({"type": "number"}, ["0", "-1.50", "2e10", "0.001E-05"], [".5", "1.", "NaN", "1e400"]),
     ({"type": "integer", "minimum": -17, "maximum": 1234}, ["-17", "0", "9", "99", "999", "1234"], ["-18", "1235", "2000", "99999"]),
@@ -49,6 +65,16 @@ SCHEMAS = [
     ({"type": "integer", "minimum": 0.5, "maximum": 2.5}, ["1", "2"], ["0", "3"]),
     ({"type": "number", "minimum": 0, "maximum": 1}, ["0", "1", "0.5", "1.0", "0.001"], ["1.1", "-0.1", "2"]),
     ({"type": "number", "exclusiveMinimum": 0}, ["0.1", "1", "12.5"], ["0", "-1", "-0.5"]),
+    ({"type": "number", "minimum": 0.25, "maximum": 0.75}, ["0.25", "0.3", "0.30", "0.75", "0.7", "0.5", "0.749999", "0.2501"],
+     ["0.2", "0.249", "0.751", "0.750001", "0", "1", "-0.5", ".5", "0.8"]),
+    ({"type": "number", "minimum": -1.5, "maximum": 2.25}, ["-1.5", "-1.50", "2.25", "0", "0.0", "-0.01", "2", "-1", "1.999", "-1.4999", "2.2"],
+     ["-1.51", "-1.501", "2.26", "2.251", "-2", "3", "2.3"]),
+    ({"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 10.5}, ["0.11", "0.101", "0.2", "10.4", "10.49", "10", "9.9", "1.0"],
+     ["0.1", "0.10", "10.5", "10.50", "10.51", "0", "0.09", "11", "01.5", "00.5"]),
+    ({"type": "number", "minimum": 99.5}, ["99.5", "99.51", "100", "1000.25", "123456"], ["99.4", "99", "9.95", "0"]),
+    ({"type": "number", "maximum": -0.001}, ["-0.001", "-1", "-0.0011", "-12.5"], ["0", "-0.0009", "0.001", "-0"]),
+    ({"type": "integer", "exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5}, ["1", "2"], ["0", "3"]),
+    ({"type": "number", "minimum": 1e-9, "maximum": 1000000000000}, ["0.000000001", "1000000", "999999999.5"], ["0", "0.0000000001"]),
     ({"type": "number", "minimum": -3, "maximum": -1}, ["-3", "-1", "-2.5", "-1.5"], ["-3.1", "-0.5", "0"]),
     ({"type": "number", "minimum": -2, "maximum": 2}, ["-1.5", "1.9", "-0.5", "0.5", "2"], ["2.5", "-2.1"]),
     ({"type": ["string", "null"]}, ['"x"', "null"], ["1"]),
@@ -95,6 +121,27 @@ SCHEMAS = [
      ['{"x":"","y":1}'], ['{"x":""}', '{"y":1}']),
     ({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 10}, {"minimum": 5}]}, ["5", "10"], ["4", "11"]),
     ({"$ref": "#/$defs/n", "description": "a number", "$defs": {"n": {"type": "integer"}}}, ["1"], ['"a"']),
+    ({"allOf": [{"type": "number"}, {"type": "integer"}]}, ["1"], ["1.5"]),
+    ({"allOf": [{"type": ["integer", "string", "null"]}, {"type": ["string", "boolean", "null"]}]}, ['"x"', "null"], ["1", "true"]),
+    ({"allOf": [{"enum": [1, 2, 3]}, {"enum": [2, 3, 4]}, {"enum": [3, 2]}]}, ["2", "3"], ["1", "4"]),
+    ({"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"properties": {"a": {"minimum": 3}}}]},
+     ['{"a":3}'], ['{"a":2}', "{}", '{"a":"x"}']),
+    ({"allOf": [{"type": "object", "required": ["a"]}, {"required": ["b"], "properties": {"a": {"const": 1}, "b": {"const": 2}}}]},
+     ['{"a":1,"b":2}'], ['{"a":1}', '{"b":2}']),
+    ({"allOf": [{"type": "object", "additionalProperties": True}, {"additionalProperties": False, "properties": {"a": {"const": 1}}}]},
+     ['{"a":1}', "{}"], ['{"b":1}']),
+    ({"allOf": [{"additionalProperties": False, "properties": {"a": {"const": 1}}}, {"type": "object", "additionalProperties": True}]},
+     ['{"a":1}', "{}"], ['{"b":1}']),
+    ({"allOf": [{"type": "string", "minLength": 1, "maxLength": 5}, {"minLength": 3, "maxLength": 9}]}, ['"abc"', '"abcde"'],
+     ['"ab"', '"abcdef"']),
+    ({"allOf": [{"type": "array", "minItems": 2, "maxItems": 9}, {"minItems": 1, "maxItems": 3}]}, ["[1,2]", "[1,2,3]"], ["[1]", "[1,2,3,4]"]),
+    ({"allOf": [{"type": "integer", "exclusiveMinimum": 3}, {"exclusiveMinimum": 5, "exclusiveMaximum": 9}, {"exclusiveMaximum": 8}]},
+     ["6", "7"], ["5", "8"]),
+    ({"enum": [True, 1.5, [1], {"a": 1}, "s", None], "type": ["boolean", "number"]}, ["true", "1.5"], ["[1]", '{"a":1}', '"s"', "null"]),
+    ({"enum": [True, 1.5, [1], {"a": 1}, "s", None], "type": ["array", "object", "null"]}, ["[1]", '{"a":1}', "null"], ["true", "1.5", '"s"']),
+    ({"type": "array", "items": False}, ["[]"], ["[1]"]),
+    ({"type": "object", "properties": {"a": {"$ref": "#/prefixItems/1"}}, "required": ["a"], "prefixItems": [{}, {"type": "integer"}]},
+     ['{"a":1}'], ['{"a":"x"}']),
     ({"type": "object", "properties": {"a~b": {"$ref": "#/properties/c~1d"}, "c/d": {"type": "integer"}}, "required": ["a~b"]},
      ['{"a~b":1}'], ['{"a~b":"x"}']),
 ]
@@ -107,8 +154,15 @@ REFUSED = [
     ({"type": "object", "properties": {"x/y": {"if": {}}}}, ["if", "#/properties/x~1y/if"]),
     ({"$defs": {"a": {"minProperties": 1}}, "$ref": "#/$defs/a"}, ["minProperties", "#/$defs/a/minProperties"]),
     ({"type": "number", "multipleOf": 0.1}, ["multipleOf"]),
+    ({"type": "number", "minimum": 0.12345678901}, ["minimum", "9 digits"]),
+    ({"type": "number", "minimum": 0.5, "maximum": 0.4}, ["no text"]),
     ({"type": "string", "format": "color"}, ["format"]),
-    ({"type": "string", "pattern": "a", "maxLength": 3}, ["maxLength"]),
+    ({"type": "string", "pattern": "^a{2,10}$", "maxLength": 3}, ["maxLength", "longer"]),
+    ({"type": "string", "pattern": "^a*$", "minLength": 1}, ["minLength", "shorter"]),
+    ({"type": "string", "pattern": "(a", "maxLength": 3}, ["not closed"]),
+    ({"type": "string", "format": "uri", "maxLength": 20}, ["maxLength", "longer"]),
+    ({"type": "string", "format": "email", "minLength": 20}, ["minLength", "shorter"]),
+    ({"type": "string", "pattern": "a", "format": "date"}, ["format"]),
     ({"type": "string", "pattern": "(?=a)b"}, ["lookaround"]),
     ({"type": "string", "pattern": "(a"}, ["not closed"]),
     ({"type": "strange"}, ["#/type"]),
@@ -125,12 +179,43 @@ REFUSED = [
     ({"minLength": -1}, ["minLength"]),
     (False, ["no text"]),
     ("x", ["an object"]),
+    ({"type": "object", "properties": 3}, ["#/properties"]),
+    ({"type": "object", "required": 3}, ["#/required"]),
+    ({"type": "object", "required": [3]}, ["#/required"]),
+    ({"anyOf": []}, ["#/anyOf"]),
+    ({"allOf": 3}, ["#/allOf"]),
+    ({"allOf": [3]}, ["allOf"]),
+    ({"$ref": 3}, ["#/$ref"]),
+    ({"type": "string", "pattern": 3}, ["#/pattern"]),
+    ({"type": "string", "format": 3}, ["#/format"]),
+    ({"type": "string", "format": "date", "pattern": "a"}, ["#/format", "pattern"]),
+    ({"type": "integer", "minimum": "x"}, ["#/minimum"]),
+    ({"type": "array", "prefixItems": 3}, ["#/prefixItems"]),
+    ({"type": "array", "prefixItems": [{}] * 257}, ["#/prefixItems", "256"]),
+    ({"type": "array", "items": [{}], "prefixItems": [{}]}, ["#/items"]),
+    ({"type": "array", "additionalItems": False}, ["#/additionalItems"]),
+    ({"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]}, ["pattern"]),
+    ({"allOf": [{"additionalProperties": False, "properties": {"a": {}}}, {"properties": {"b": {}}}]}, ["additionalProperties"]),
+    ({"const": 1, "minimum": 0}, ["#/minimum", "const"]),
+    ({"type": "object", "properties": {"x" * 257: {}}, "additionalProperties": {}}, ["#/additionalProperties", "256"]),
+]
+
+# What jsonschema's newest draft does not know.
+OLD_SCHEMAS = [
+    ({"type": "array", "items": [{"type": "integer"}, {"type": "string"}], "additionalItems": False}, ["[]", "[1]", '[1,"a"]'],
+     ['["a"]', '[1,"a",2]']),
+    ({"type": "array", "items": [{"type": "integer"}], "additionalItems": {"type": "null"}}, ["[1,null]"], ["[1,2]", "[null]"]),
 ]
 
 REGEXES = ["a*b+c?", "(ab|cd){2,4}x", "[a-f0-9]{8}", "[^a-z\\s]+", "\\d{3}-\\w+\\.[\\w-]*", "(a|b)*abb", "x{0,3}y{2}", "é+|[α-ω]+ñ",
            "^\\s*(yes|no)\\s*$", "[\\]\\[^-]{1,2}", "a{2,}b*?", "(?:(?P<n>ab)?c)+", "[+-]?\\d+(\\.\\d+)?([eE][+-]?\\d+)?", "", "a||b",
-           "\\x41\\u00e9\\t", "[\\d\\-x]+", "(((a?){5}){5})", "\\$\\{[^{}]*\\}", "[^\\x00-\\x7f]+"]
-BAD_REGEXES = ["(", "a)", "[a", "a{3,2}", "*a", "a**", "\\b", "(?=a)", "(?!a)", "(?<=a)", "\\1", "a^b", "\\p{L}", "a{999999}", "[z-a]", "\\"]
+           "\\x41\\u00e9\\t", "[\\d\\-x]+", "(((a?){5}){5})", "\\$\\{[^{}]*\\}", "[^\\x00-\\x7f]+",
+           "a.c|b.{2}", "(.|\\n)[ab]", "a{,3}b", "[\\b\\t-]+", "\\D\\W?\\S", "[^\\d\\w]"]
+# (expression, texts, others), where Python's re says otherwise.
+OTHER_REGEXES = [(".", ["a", "é", "\t"], ["\n", "\r", "\u2028", "\u2029", ""]), ("\\x{e9}\\u{1f41f}", ["é🐟"], ["é"]),
+                 ("\\U0001F41F", ["🐟"], [""])]
+BAD_REGEXES = ["(", "a)", "[a", "a{3,2}", "*a", "a**", "\\b", "(?=a)", "(?!a)", "(?<=a)", "\\1", "a^b", "\\p{L}", "a{999999}", "[z-a]", "\\",
+               "\\xg0", "\\x{}", "\\u{110000}", "\\ud800", "[]", "[\\d-z]", "a{x}", "a{1", "\\é", "(?P<n", "(" * 300]
 
 GRAMMARS = [
     ('root ::= "SELECT " col " FROM " tab\ncol ::= "a" | "b"  # comment\ntab ::= [t-v] [0-9]{1,2}',
@@ -197,10 +282,15 @@ def schemas(driver, args):
                              whitespace=space, walks=args.walks, seed=args.seed + number)
     made += accepted(driver, ["{}", '{"a":[1,{"b":null}]}'], ["[]", "1", '{"a":1'], lambda t: isinstance(json.loads(t), dict),
                      kind="json_object", text="", walks=10 * args.walks, seed=args.seed)
+    return made
+
+
+def other_schemas(driver, args):
+    for schema, good, bad in OLD_SCHEMAS:
+        accepted(driver, good, bad, lambda t: True, kind="json_schema", text=json.dumps(schema), walks=args.walks, seed=1)
     for schema, words in REFUSED:
         message = driver.ask(kind="json_schema", text=json.dumps(schema)).get("error", "")
         need(all(w in message for w in words), schema, "is refused with", repr(message))
-    return made
 
 
 def random_text(rng, alphabet):
@@ -216,6 +306,8 @@ def regexes(driver, args):
         good = [t for t in texts if judge.fullmatch(t)]
         bad = [t for t in texts if not judge.fullmatch(t)]
         made += accepted(driver, good, bad, judge.fullmatch, kind="regex", text=regex, walks=args.walks, seed=number)
+    for regex, good, bad in OTHER_REGEXES:
+        accepted(driver, good, bad, lambda t: t not in bad, kind="regex", text=regex, walks=args.walks, seed=1)
     for regex in BAD_REGEXES:
         need("error" in driver.ask(kind="regex", text=regex), regex, "is not refused")
     return made
@@ -256,6 +348,32 @@ def tags(driver, args):
     head = "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>12</arg_value>\n"
     case(ARGKEY, [head + "</tool_call>", head + "<arg_key>s</arg_key>\n<arg_value>a<b</arg_value>\n</tool_call>"],
          [head.replace("12", "a") + "</tool_call>"], required=True)
+    # strings with bounds have no < in them; what may be a string is any text
+    for style, name in ((FUNCTION, "<parameter=%s>\n%s\n</parameter>\n"), (ARGKEY, "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n")):
+        def texts(*values, style=style, name=name):
+            return [style["begin"] + name % ("s", v) + style["end"] for v in values]
+        for schema, good, bad in (
+                ({"type": "string", "minLength": 2, "maxLength": 4}, ["ab", "abcd", "é\u20ac", "1 ;~"], ["a", "abcde", "a<b"]),
+                ({"type": "string", "minLength": 3}, ["abc", "a" * 500], ["ab"]),
+                ({"type": "string", "maxLength": 2}, ["", "ab"], ["abc"]),
+                ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, ["1", "x<y"], []),
+                ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, ["1", "null"], ["x"]),
+                ({"anyOf": [{"type": "integer"}, {}]}, ["x"], []),
+                ({"enum": ["a b", 3, None]}, ["a b", "3", "null"], ["a", '"a b"', "4"]),
+                ({"const": "x"}, ["x"], ["y", '"x"'])):
+            one = {**style, "schema": {"type": "object", "properties": {"s": schema}, "required": ["s"]}}
+            case(one, texts(*good), texts(*bad), required=True)
+        for schema, words in (({"type": "string", "pattern": "a"}, ["pattern"]), ({"format": "date"}, ["format"]),
+                              ({"type": "string", "minLength": "x"}, ["minLength"]), ({"type": "string", "maxLength": 1.5}, ["maxLength"]),
+                              ({"type": "string", "minLength": 3, "maxLength": 2}, ["maxLength"]),
+                              ({"type": "string", "maxLength": 100001}, ["maxLength"])):
+            one = {**style, "schema": {"type": "object", "properties": {"s": schema}, "required": ["s"]}}
+            message = driver.ask(kind="tags", text=json.dumps({"structures": [one], "triggers": ["<tool_call>"]})).get("error", "")
+            need(all(w in message for w in words), one, "says", repr(message))
+        for key in ("", "a<b", "a>b", "a\nb"):
+            one = {**style, "schema": {"type": "object", "properties": {key: {"type": "string"}}}}
+            need("name" in driver.ask(kind="tags", text=json.dumps({"structures": [one], "triggers": ["<tool_call>"]})).get("error", ""),
+                 one, "is not refused")
     for spec in ({}, {"structures": [], "triggers": ["<a"]}, {"structures": [CALL], "triggers": ["<x"]},
                  {"structures": [CALL], "triggers": ["<t<"]}, {"structures": [{"begin": "<a"}], "triggers": ["<a"]}, []):
         need("error" in driver.ask(kind="tags", text=json.dumps(spec)), spec, "is not refused")
@@ -271,6 +389,7 @@ def main():
     made = regexes(driver, args)
     others(driver, args)
     tags(driver, args)
+    other_schemas(driver, args)
     if jsonschema is None:
         print("jsonschema is not installed: schemas are not compared")
         return 77

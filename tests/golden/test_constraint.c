@@ -2,7 +2,10 @@
  * constraint, and under batching and preemption every request gets the tokens that it gets alone. */
 #include "test.h"
 
+#include <regex.h>
+
 #include "base/json.h"
+#include "base/mem.h"
 #include "nybble.h"
 
 #define MODEL     NYBBLE_SOURCE_DIR "/models/tales-24m-moe-nvfp4"
@@ -117,8 +120,68 @@ static void test_alone_and_together(void **state)
     }
 }
 
+/* Compiled constraints are kept; those that differ in one thing are never taken for each other. */
+static void test_constraints_are_told_apart(void **state)
+{
+    (void)state;
+    static const char words[] = "[\"king\",\"queen\"]";
+    static const char object[] =
+        "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\"],"
+        "\"additionalProperties\":false}";
+    static const struct {
+        enum nyb_constraint kind;
+        const char *text, *whitespace, *open, *close, *want; /* want: what stands behind close, for regcomp */
+    } row[] = {
+        {NYB_CONSTRAINT_CHOICE, words, NULL, NULL, NULL, "^(king|queen)$"},
+        {NYB_CONSTRAINT_REGEX, words, NULL, NULL, NULL, "^.$"}, /* one of these characters */
+        {NYB_CONSTRAINT_JSON_SCHEMA, object, "", NULL, NULL, "^\\{\"a\":1\\}$"},
+        {NYB_CONSTRAINT_JSON_SCHEMA, object, "  ", NULL, NULL, "^\\{  \"a\":  1  \\}$"},
+        {NYB_CONSTRAINT_REGEX, "[a-z]{2}!", NULL, NULL, NULL, "^[a-z]{2}!$"},
+        {NYB_CONSTRAINT_REGEX, "[a-z]{2}!", NULL, NULL, ",", "^[a-z]{2}!$"},
+        {NYB_CONSTRAINT_REGEX, "[a-z]{2}!", NULL, NULL, ".", "^[a-z]{2}!$"},
+        {NYB_CONSTRAINT_REGEX, "[a-z]{2}!", NULL, " ", ".", "^[a-z]{2}!$"},
+        {NYB_CONSTRAINT_REGEX, "[a-z]{2}!", NULL, "'", ".", "^[a-z]{2}!$"},
+    };
+    struct nyb_engine *e = open_engine(1, 0);
+    for (int turn = 0; turn < 2; turn++)
+        for (size_t i = 0; i < COUNT_OF(row); i++) {
+            struct nyb_sampling s;
+            struct nyb_stream *stream;
+            struct nyb_err err;
+            struct buf text = {0};
+            nyb_sampling_init(&s);
+            s.temperature = 1;
+            s.seed = 1;
+            s.max_tokens = 200;
+            s.constraint = row[i].kind;
+            s.constraint_text = row[i].text;
+            s.constraint_whitespace = row[i].whitespace;
+            s.constraint_think_open = row[i].open;
+            s.constraint_think_close = row[i].close;
+            const struct nyb_request r = {.text = "Once upon a time there was a king", .sampling = &s};
+            if (nyb_submit(e, &r, &stream, &err) != NYB_OK)
+                fail_msg("%zu: %s: %s", i, err.where, err.message);
+            assert_int_equal(collect(stream, &text), NYB_FINISH_STOP);
+            buf_add_byte(&text, '\0');
+            const char *rest = text.data;
+            if (row[i].open ? *rest == *row[i].open : row[i].close != NULL) {
+                rest = strstr(rest, row[i].close);
+                assert_non_null(rest);
+                rest += strlen(row[i].close);
+            }
+            regex_t want;
+            assert_int_equal(regcomp(&want, row[i].want, REG_EXTENDED | REG_NOSUB), 0);
+            if (regexec(&want, rest, 0, NULL, 0))
+                fail_msg("%zu: %s", i, text.data);
+            regfree(&want);
+            buf_free(&text);
+        }
+    nyb_close(e);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_alone_and_together)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_alone_and_together),
+                                       cmocka_unit_test(test_constraints_are_told_apart)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

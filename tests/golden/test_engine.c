@@ -269,6 +269,174 @@ static void test_engine_open_refuses_what_cannot_be(void **state)
     assert_non_null(strstr(err.message, "512 tokens"));
 }
 
+#define INT_OPTION(name) #name, offsetof(struct nyb_options, name)
+
+static void test_engine_open_refuses_options_out_of_range(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        size_t at; /* of an int, or an enumeration */
+        int low, high;
+        bool of_experts; /* only where expert_parallel is on */
+    } row[] = {
+        {INT_OPTION(max_num_seqs), 0, 4097, false},
+        {INT_OPTION(max_num_batched_tokens), 63, (1 << 20) + 1, false}, /* at least max_num_seqs */
+        {INT_OPTION(max_waiting), -1, (1 << 20) + 1, false},
+        {INT_OPTION(max_logprobs), -1, 1001, false},
+        {INT_OPTION(stuck_ms), 0, -1, false},
+        {INT_OPTION(tensor_parallel_size), -1, 65, false},
+        {INT_OPTION(num_redundant_experts), -1, INT16_MAX + 1, true},
+        {INT_OPTION(expert_rebalance_interval), -1, INT32_MIN, true},
+        {INT_OPTION(dispatch_dtype), -1, NYB_DISPATCH_NVFP4 + 1, true},
+        {INT_OPTION(load_format), -1, NYB_LOAD_DUMMY + 1, false},
+        {INT_OPTION(compute), -1, NYB_COMPUTE_W4A4 + 1, false},
+        {INT_OPTION(kv_dtype), -2, NYB_KV_FP8 + 1, false},
+        {INT_OPTION(device), -1, NYB_DEVICE_AUTO + 1, false},
+        {INT_OPTION(moe_backend), -1, NYB_BACKEND_REFERENCE + 1, false},
+        {INT_OPTION(gemm_backend), -1, NYB_BACKEND_REFERENCE + 1, false},
+    };
+    for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
+        for (int turn = 0; turn < 2; turn++) {
+            struct nyb_options o;
+            struct nyb_engine *e;
+            struct nyb_err err;
+            char got[32];
+            int value = turn ? row[i].high : row[i].low;
+            nyb_options_init(&o);
+            o.model = MODEL;
+            o.max_num_seqs = 64;
+            memcpy((char *)&o + row[i].at, &value, sizeof(value));
+            assert_int_equal(nyb_open(&e, &o, &err), NYB_E_RANGE);
+            assert_null(e);
+            assert_string_equal(err.where, row[i].name);
+            snprintf(got, sizeof(got), "got %d", value);
+            assert_non_null(strstr(err.message, got));
+            value = 1; /* within the range, but there are no experts to share out */
+            memcpy((char *)&o + row[i].at, &value, sizeof(value));
+            if (row[i].of_experts) {
+                assert_int_equal(nyb_open(&e, &o, &err), NYB_E_ARG);
+                assert_string_equal(err.where, row[i].name);
+            }
+        }
+}
+
+/* Without a context asked for, it is as long as the cache that was; never longer than the model's. */
+static void test_engine_context_is_what_the_cache_holds(void **state)
+{
+    (void)state;
+    struct nyb_options o;
+    struct nyb_engine *e;
+    struct nyb_err err;
+    nyb_options_init(&o);
+    o.model = MODEL;
+    o.threads = 2;
+    o.max_num_seqs = 2;
+    assert_int_equal(nyb_open(&e, &o, &err), NYB_OK);
+    int full = (int)nyb_engine_info(e)->max_model_len, n_block = nyb_engine_info(e)->kv_blocks;
+    uint64_t block = nyb_engine_info(e)->kv_bytes / (uint64_t)n_block;
+    nyb_close(e);
+    assert_int_equal(n_block, 2 * ((full + 15) / 16)); /* what the limits can use */
+    o.kv_cache_bytes = 7 * block + block / 2;
+    assert_int_equal(nyb_open(&e, &o, &err), NYB_OK);
+    assert_int_equal(nyb_engine_info(e)->kv_blocks, 7);
+    assert_int_equal(nyb_engine_info(e)->max_model_len, 7 * 16);
+    nyb_close(e);
+    o.kv_cache_bytes = 3 * (uint64_t)n_block * block;
+    assert_int_equal(nyb_open(&e, &o, &err), NYB_OK);
+    assert_int_equal(nyb_engine_info(e)->kv_blocks, 3 * n_block);
+    assert_int_equal(nyb_engine_info(e)->max_model_len, full);
+    nyb_close(e);
+    o.kv_cache_bytes = block - 1;
+    assert_int_equal(nyb_open(&e, &o, &err), NYB_E_MEMORY);
+}
+
+/* The embedded model with a generation_config.json of our own. */
+static void check_defaults(const char *text, double temperature, double top_p, double min_p,
+                           double repetition, int top_k, int n_eos)
+{
+    static const char *const name[] = {"config.json",    "hf_quant_config.json",  "model.safetensors",
+                                       "tokenizer.json", "tokenizer_config.json", "generation_config.json"};
+    char folder[] = "/tmp/nybble-test-XXXXXX", from[512], to[512];
+    assert_non_null(mkdtemp(folder));
+    for (int i = 0; i < 6; i++) {
+        snprintf(from, sizeof(from), "%s/%s", MODEL, name[i]);
+        snprintf(to, sizeof(to), "%s/%s", folder, name[i]);
+        if (i < 5)
+            assert_int_equal(symlink(from, to), 0);
+    }
+    FILE *f = fopen(to, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+    struct nyb_options o;
+    struct nyb_engine *e;
+    struct nyb_err err;
+    nyb_options_init(&o);
+    o.model = folder;
+    o.threads = 1;
+    o.max_model_len = 64;
+    if (nyb_open(&e, &o, &err) != NYB_OK)
+        fail_msg("%s: %s", err.where, err.message);
+    const struct nyb_info *info = nyb_engine_info(e);
+    assert_float_equal(info->temperature, temperature, 1e-6);
+    assert_float_equal(info->top_p, top_p, 1e-6);
+    assert_float_equal(info->min_p, min_p, 1e-6);
+    assert_float_equal(info->repetition_penalty, repetition, 1e-6);
+    assert_int_equal(info->top_k, top_k);
+    assert_int_equal(info->n_eos, n_eos);
+    for (int i = 0; i < n_eos; i++)
+        assert_int_equal(info->eos[i], i == n_eos - 1 ? 0 : i + 3); /* the last one is config.json's */
+    nyb_close(e);
+    for (int i = 0; i < 6; i++) {
+        snprintf(to, sizeof(to), "%s/%s", folder, name[i]);
+        unlink(to);
+    }
+    rmdir(folder);
+}
+
+static void test_engine_defaults_are_the_checkpoints(void **state)
+{
+    (void)state;
+    /* Ids that the model does not have cannot end an answer. */
+    check_defaults(
+        "{\"temperature\":0.5,\"top_p\":0.25,\"min_p\":0.125,\"repetition_penalty\":1.5,\"top_k\":7,"
+        "\"eos_token_id\":[3,4,100000,5]}",
+        0.5, 0.25, 0.125, 1.5, 7, 4);
+    check_defaults("{\"top_k\":-1,\"eos_token_id\":[3]}", 1, 1, 0, 1, 0, 2);
+}
+
+struct heard {
+    int n;
+    bool cache; /* the line about the KV cache */
+    enum nyb_log_level worst;
+};
+
+static void hear(void *arg, enum nyb_log_level level, const char *text)
+{
+    struct heard *h = arg;
+    h->n++;
+    h->cache = h->cache || (level == NYB_LOG_INFO && !strncmp(text, "KV cache: ", 10));
+    h->worst = level > h->worst ? level : h->worst;
+}
+
+/* What is said goes to the caller, as far as he wants to hear it. */
+static void test_engine_log_goes_to_the_caller(void **state)
+{
+    (void)state;
+    struct heard all = {0}, none = {0};
+    nyb_set_log(NYB_LOG_INFO, hear, &all);
+    nyb_close(open_engine(NYB_COMPUTE_BF16, 1, 16, 0, false));
+    assert_true(all.n > 0 && all.cache && all.worst <= NYB_LOG_INFO);
+    nyb_set_log(NYB_LOG_ERROR, hear, &none);
+    nyb_close(open_engine(NYB_COMPUTE_BF16, 1, 16, 0, false));
+    assert_int_equal(none.n, 0);
+    nyb_set_log(NYB_LOG_INFO, NULL, NULL);
+    int before = all.n;
+    nyb_close(open_engine(NYB_COMPUTE_BF16, 1, 16, 0, false));
+    assert_int_equal(all.n, before);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -278,6 +446,10 @@ int main(void)
         cmocka_unit_test(test_engine_cancel_in_flight_frees_all_blocks),
         cmocka_unit_test(test_engine_second_turn_uses_the_prefix_cache),
         cmocka_unit_test(test_engine_open_refuses_what_cannot_be),
+        cmocka_unit_test(test_engine_open_refuses_options_out_of_range),
+        cmocka_unit_test(test_engine_context_is_what_the_cache_holds),
+        cmocka_unit_test(test_engine_defaults_are_the_checkpoints),
+        cmocka_unit_test(test_engine_log_goes_to_the_caller),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -190,10 +190,10 @@ class Health(unittest.TestCase):
 class Access(unittest.TestCase):
     def test_key_file(self):
         with tempfile.NamedTemporaryFile("w", suffix=".keys") as f:
-            f.write("# staff\n  first-key \r\n\n\tsecond key\n")
+            f.write("\ufefffourth\n# staff\n  first-key \r\n\n\tsecond key\n")  # with the mark of some editors
             f.flush()
             server = Server("--api-key-file", f.name, "--api-key", "third")
-        for key, status in (("first-key", 200), ("second key", 200), ("third", 200), ("# staff", 401), ("first", 401),
+        for key, status in (("first-key", 200), ("second key", 200), ("third", 200), ("fourth", 200), ("# staff", 401), ("first", 401),
                             ("", 401), ("first-key ", 401), ("x" * 5000, 401)):
             with self.subTest(key):
                 got, headers, _ = server.request("GET", "/v1/models", headers={"Authorization": "Bearer " + key})
@@ -213,7 +213,14 @@ class Access(unittest.TestCase):
             empty = os.path.join(folder, "empty")
             with open(empty, "w", encoding="utf-8") as f:
                 f.write("# nothing\n\n")
-            for path, text in ((empty, "there is no key in it"), (os.path.join(folder, "absent"), "absent")):
+            torn, wide = os.path.join(folder, "torn"), os.path.join(folder, "wide")
+            with open(torn, "wb") as f:
+                f.write(b"first\nsec\0ond\nthird\n")
+            with open(wide, "w", encoding="utf-16") as f:
+                f.write("first\n")
+            for path, text in ((empty, "there is no key in it"), (os.path.join(folder, "absent"), "absent"),
+                               (torn, torn + ": a NUL byte, and it should be a text (not in UTF-16) (at byte 9)"),
+                               (wide, wide + ": a NUL byte")):
                 server = Server("--api-key-file", path, wait=False)
                 self.assertEqual(server.process.wait(30), 1)
                 self.assertIn(text, server.text())

@@ -234,6 +234,47 @@ class Plain(Case):
     def test_completion_token_ids(self):
         self.assertTrue(self.prompt_of(completion_token_ids=self.ids(" the king")).endswith("[assistant] the king"))
 
+    # ---- prompts
+
+    def test_tokenize_messages(self):
+        """The same prompt as the chat's, whatever it is made of."""
+        said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [{"type": "text", "text": "b c"}]}]
+        for fields in ({}, {"add_generation_prompt": False}, {"continue_final_message": True}, {"reasoning_effort": "low"},
+                       {"documents": [{"text": "a"}]}, {"chat_template_kwargs": {"reasoning_effort": "high"}}):
+            with self.subTest(fields):
+                answer = self.ask("/tokenize", {"messages": said, "return_token_strs": True, **fields})
+                ids = self.chat(max_tokens=1, return_token_ids=True, messages=said, **fields)["prompt_token_ids"]
+                self.assertEqual((answer["tokens"], answer["count"]), (ids, len(ids)))
+                self.assertEqual(len(answer["token_strs"]), len(ids))
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+        self.assertEqual(self.ask("/tokenize", {**CHAT, "tools": tools})["tokens"], self.ask("/tokenize", CHAT)["tokens"])
+        for name, value in (("messages", [3]), ("messages", []), ("tools", 3), ("chat_template_kwargs", []),
+                            ("documents", "x"), ("add_generation_prompt", 3), ("continue_final_message", "x"),
+                            ("return_token_strs", 1)):
+            with self.subTest(name):
+                body = {"messages": said, name: value}
+                self.assertIn(name, self.ask("/tokenize", body, 400)["error"]["message"])
+        self.refused("/tokenize", {"messages": said, "continue_final_message": True, "add_generation_prompt": True},
+                     "continue_final_message", "add_generation_prompt")
+
+    def test_token_strs(self):
+        answer = self.ask("/tokenize", {"prompt": "a king", "return_token_strs": True})
+        self.assertEqual("".join(answer["token_strs"]).replace("\u0120", " "), "a king")
+        self.assertIsNone(self.ask("/tokenize", {"prompt": "a king"})["token_strs"])
+
+    def test_truncate(self):
+        """The last tokens of the prompt are kept."""
+        ids = self.ids(PROMPT)
+        chat = self.ask("/tokenize", CHAT)["tokens"]
+        for n, kept in ((1, 1), (3, 3), (len(ids), len(ids)), (-1, 0), (5000, 0)):
+            answer = self.complete(truncate_prompt_tokens=n, max_tokens=1, return_token_ids=True)
+            self.assertEqual(answer["choices"][0]["prompt_token_ids"], ids[-kept:])
+            self.assertEqual(answer["usage"]["prompt_tokens"], len(ids[-kept:]))
+            answer = self.chat(truncate_prompt_tokens=n, max_tokens=1, return_token_ids=True)
+            self.assertEqual(answer["prompt_token_ids"], chat[-kept:])
+        for n in (0, -2, "x", 1.5):
+            self.refused("/v1/completions", {**GREEDY, "truncate_prompt_tokens": n}, "truncate_prompt_tokens")
+
     # ---- refused
 
     def test_refused_by_name(self):

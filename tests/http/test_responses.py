@@ -152,6 +152,10 @@ class Responses(unittest.TestCase):
         want = self.chat(messages, tools=CHAT_TOOLS, tool_choice="none")
         self.assertEqual(self.text(answer), want["choices"][0]["message"]["content"])
         self.assertEqual(answer["usage"]["input_tokens"], want["usage"]["prompt_tokens"])
+        counted = self.server.post("/v1/responses/input_tokens", {"input": items, "instructions": "First.", "tools": TOOLS})
+        self.assertEqual(counted, (200, {"object": "response.input_tokens", "input_tokens": want["usage"]["prompt_tokens"]}))
+        status, answer = self.server.post("/v1/responses/input_tokens", {"input": 5})
+        self.assertEqual((status, answer["error"]["param"]), (400, "input"))
 
     def test_reasoning_belongs_to_the_answer_behind_it(self):
         hm = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}

@@ -2,6 +2,7 @@
 import http.client
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -206,6 +207,16 @@ class Shapes(WithServer):
         for entry in answer[1:]:
             self.assertTrue(all(v["logprob"] <= 0 and v["rank"] >= 1 for v in entry.values()))
 
+    def longest_health_beside(self, body):
+        thread = in_background(self.server.request, "POST", "/v1/completions", body)
+        longest = 0
+        while thread.is_alive():
+            start = time.time()
+            self.assertEqual(self.server.request("GET", "/health")[0], 200)
+            longest = max(longest, time.time() - start)
+            time.sleep(0.005)
+        return longest
+
     def test_long_prompt_logprobs(self):
         """Thousands of them are written in parts: nothing is lost between them, and nobody waits for all."""
         prompts = ["word " * 900, "the king " * 300, "a"]
@@ -228,16 +239,30 @@ class Shapes(WithServer):
         messages = [{"role": "user", "content": "the queen " * 400}]
         listed = self.chat(messages=messages, prompt_logprobs=5)["prompt_logprobs"]
         self.assertEqual(len(listed), self.chat(messages=messages)["usage"]["prompt_tokens"])
-        # beside a million of them
+        # beside a million of them; others on this machine may hold a try up, a loop that is held holds all of them
         body = {"prompt": ["word " * 1000] * 48, "max_tokens": 1, "prompt_logprobs": 20}
-        thread = in_background(self.server.request, "POST", "/v1/completions", body)
-        longest = 0
-        while thread.is_alive():
-            start = time.time()
-            self.assertEqual(self.server.request("GET", "/health")[0], 200)
-            longest = max(longest, time.time() - start)
-            time.sleep(0.005)
-        self.assertLess(longest, 0.3 * SLOW)
+        self.assertTrue(any(self.longest_health_beside(body) < 0.3 * SLOW for _ in range(3)), "the loop was held")
+
+    def test_too_many_logprobs(self):
+        """Those of prompts are counted before any work, those of an answer as they come."""
+        prompts = ["word " * 1000] * 40
+        for body, name in (({"prompt_logprobs": 20, "n": 3, "temperature": 1}, "prompt_logprobs"),
+                           ({"echo": True, "logprobs": 20, "n": 3, "temperature": 1, "stream": True}, "logprobs")):
+            status, answer = self.server.post("/v1/completions", {"prompt": prompts, "max_tokens": 1, **body})
+            self.assertEqual((status, answer["error"]["param"]), (400, name), answer)
+            self.assertIn("an answer may have 2097152", answer["error"]["message"])
+        messages = [{"role": "user", "content": "the queen " * 400}]
+        listed = self.chat(messages=messages, prompt_logprobs=20, n=300, temperature=1, max_tokens=1)  # once, not 300 times
+        self.assertEqual((len(listed["choices"]), len(listed["prompt_logprobs"]) > 800), (300, True))
+        server = Server("--max-logprobs", "1000")
+        body = {"prompt": "Once", "max_tokens": 600, "ignore_eos": True, "logprobs": 1000, "n": 4, "seed": 1}
+        status, answer = server.post("/v1/completions", body)
+        self.assertEqual((status, answer["error"]["param"]), (400, "logprobs"), str(answer)[:500])
+        self.assertIn("more than 2097152", answer["error"]["message"])
+        server.until_metric("num_requests_running", 0)
+        server.until_metric("kv_blocks_used", 0)
+        self.assertEqual(server.stop(), 0)
+        server.close()
 
     def test_chat_logprobs(self):
         content = self.chat(logprobs=True, top_logprobs=3)["choices"][0]["logprobs"]["content"]
@@ -778,6 +803,38 @@ class Secure(unittest.TestCase):
             self.assertEqual(server.stop(), 0)
             server.close()
 
+    def test_a_reason_that_passes(self):
+        """Without descriptors nothing can be read. It is said once and tried until there are some, though the file
+        does not change again."""
+        with tempfile.TemporaryDirectory() as folder:
+            keys = os.path.join(folder, "keys")
+            with open(keys, "w", encoding="utf-8") as f:
+                f.write("one\n")
+            server = Server("--api-key-file", keys)
+            kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+
+            def status(key):
+                kept.request("GET", "/v1/models", headers={"Authorization": "Bearer " + key})
+                answer = kept.getresponse()
+                answer.read()
+                return answer.status
+
+            self.assertEqual([status("one"), status("two")], [200, 401])
+            usual = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, usual[1]))
+            with open(keys, "w", encoding="utf-8") as f:
+                f.write("two\n")
+            self.until_logged(server, "cannot be used, what was read before stays: " + keys + ": cannot open: Too many open")
+            time.sleep(2.5)
+            self.assertEqual([status("one"), status("two")], [200, 401])
+            self.assertEqual(server.text().count("cannot be used"), 1)
+            resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, usual)
+            self.until_logged(server, "api-key-file " + keys + " has changed and is used")
+            self.assertEqual([status("one"), status("two")], [401, 200])
+            kept.close()
+            self.assertEqual(server.stop(), 0)
+            server.close()
+
     def test_who_may_use_it_is_said(self):
         for options, warned in ((("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False)):
             server = Server(*options)
@@ -794,7 +851,11 @@ class Secure(unittest.TestCase):
                               (("--upload-dir", "/nowhere"), "/nowhere: cannot make a temporary file"),
                               (("--parser", "odd"), 'there is no parser "odd"'),
                               (("--port", "8190", "--metrics-port", "8190"), "metrics-port: expected another port"),
-                              (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1")):
+                              (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
+                              (("--host", "@nybble"), "takes the path of one"),
+                              (("--host", "unix:/tmp/s"), "begins with a slash"), (("--host", "a.sock"), "with a slash"),
+                              (("--host", "[::1]"), "the address alone"), (("--host", "127.0.0.1:80"), "(--port)"),
+                              (("--host", "http://127.0.0.1"), "the address alone")):
             with self.subTest(options):
                 server = Server(*options, wait=False)
                 self.assertEqual(server.process.wait(30), 1)

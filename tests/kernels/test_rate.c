@@ -75,8 +75,9 @@ static void test_rate_reads_every_word(void **state)
     uint64_t seed = 5;
     for (int i = 0; i < N; i++)
         data[i] = test_random(&seed);
-    for (int avx2 = 0; avx2 < (cpu_detect() >= CPU_AVX2 ? 2 : 1); avx2++) {
-        checkkern_read_fn *read = avx2 ? checkkern_read_avx2 : checkkern_read_scalar;
+    checkkern_read_fn *const form[] = {checkkern_read_scalar, checkkern_read_avx2, checkkern_read_avx2_alone};
+    for (int f = 0; f < (cpu_detect() >= CPU_AVX2 ? 3 : 1); f++) {
+        checkkern_read_fn *read = form[f];
         const uint64_t whole = read(data, N);
         for (int i = 0; i < N; i++) {
             data[i]++;

@@ -278,12 +278,14 @@ static void begin_episode(struct sim *s)
                              .max_live = 1 + roll(s, LIVE_MAX),
                              .max_logprobs = 2,
                              .n_block = fit + roll(s, chance(s, 60) ? fit + 1 : 4 * fit),
-                             .prefix_cache = chance(s, 75)};
+                             .prefix_cache = chance(s, 75),
+                             .n_rank = chance(s, 40) ? 2 + roll(s, 3) : 1};
     o.max_num_batched_tokens = o.max_num_seqs + roll(s, 60);
     s->fake = (struct fake){.fail_one_in = chance(s, 25) ? 100 : 0,
                             .fail_rng = test_random(&s->rng),
                             .max_tok = o.max_num_batched_tokens,
-                            .max_seq = o.max_num_seqs};
+                            .max_seq = o.max_num_seqs,
+                            .n_rank = o.n_rank};
     if (s->rng % 2) { /* a runner that draws tokens itself */
         s->fake.sampler = s->reference;
         s->fake.logits =

@@ -247,6 +247,115 @@ static void test_params_lists(void **state)
     arena_free(&f.arena);
 }
 
+static void test_params_lists_have_a_length(void **state)
+{
+    (void)state;
+    static const int32_t ids[PARAMS_STOP_TOKEN_MAX + 1];
+    static const struct nyb_logit_bias bias[PARAMS_LOGIT_BIAS_MAX + 1];
+    static const char *words[PARAMS_BAD_WORDS_MAX + 1];
+    static struct nyb_run runs[PARAMS_BAD_RUN_MAX + 1];
+    struct fixture f;
+    begin(&f);
+    for (int i = 0; i <= PARAMS_BAD_WORDS_MAX; i++)
+        words[i] = "w";
+    for (int i = 0; i <= PARAMS_BAD_RUN_MAX; i++)
+        runs[i] = (struct nyb_run){ids, 1};
+    f.s.stop = f.s.bad_words = words;
+    f.s.stop_token = ids;
+    f.s.logit_bias = bias;
+    f.s.bad_run = runs;
+    const struct {
+        const char *name;
+        int *n, most;
+    } row[] = {
+        {"stop", &f.s.n_stop, PARAMS_STOP_MAX},
+        {"stop_token_ids", &f.s.n_stop_token, PARAMS_STOP_TOKEN_MAX},
+        {"logit_bias", &f.s.n_logit_bias, PARAMS_LOGIT_BIAS_MAX},
+        {"bad_words", &f.s.n_bad_words, PARAMS_BAD_WORDS_MAX},
+        {"bad_words_token_ids", &f.s.n_bad_run, PARAMS_BAD_RUN_MAX},
+    };
+    for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+        const int n[] = {-1, row[i].most + 1, row[i].most};
+        char said[64];
+        for (int k = 0; k < 3; k++) {
+            *row[i].n = n[k];
+            assert_int_equal(resolve(&f, 1), k < 2 ? NYB_E_RANGE : NYB_OK);
+            if (k == 2)
+                break;
+            assert_string_equal(f.err.where, row[i].name);
+            snprintf(said, sizeof(said), "must be at most %d ", row[i].most);
+            assert_non_null(strstr(f.err.message, said));
+        }
+        *row[i].n = 0;
+    }
+    arena_free(&f.arena);
+}
+
+/* Wherever ids are given, they are of the vocabulary, and a run of them has a length. */
+static void test_params_ids_are_of_the_vocabulary(void **state)
+{
+    (void)state;
+    static const int32_t many[PARAMS_RUN_TOKEN_MAX + 1];
+    const int32_t fine[] = {99, 0, 5}, high[] = {0, 100}, low[] = {0, -1};
+    const struct {
+        const int32_t *token;
+        int n;
+        bool run_fine, list_fine;
+    } row[] = {
+        {fine, 3, true, true},
+        {high, 2, false, false},
+        {low, 2, false, false},
+        {fine, 0, false, false},
+        {many, PARAMS_RUN_TOKEN_MAX, true, true},
+        {many, PARAMS_RUN_TOKEN_MAX + 1, false, true},
+    };
+    for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+        const struct nyb_run run = {row[i].token, row[i].n};
+        struct fixture f;
+        begin(&f);
+        f.s.bad_run = &run;
+        f.s.n_bad_run = 1;
+        assert_int_equal(resolve(&f, 1), row[i].run_fine ? NYB_OK : NYB_E_RANGE);
+        assert_true(row[i].run_fine || !strcmp(f.err.where, "bad_words_token_ids"));
+        f.s.n_bad_run = 0;
+        f.s.allowed_token = row[i].token;
+        f.s.n_allowed_token = row[i].n;
+        assert_int_equal(resolve(&f, 1), row[i].list_fine ? NYB_OK : NYB_E_RANGE);
+        assert_true(row[i].list_fine || !strcmp(f.err.where, "allowed_token_ids"));
+        for (int k = 1; row[i].list_fine && k < f.p.n_allowed; k++)
+            assert_true(f.p.allowed[k - 1] <= f.p.allowed[k]);
+        f.s.allowed_token = NULL;
+        f.s.think_max = 1;
+        f.s.think_close = row[i].token;
+        f.s.n_think_close = row[i].n;
+        assert_int_equal(resolve(&f, 1), row[i].run_fine ? NYB_OK : NYB_E_RANGE);
+        f.s.think_open = row[i].token;
+        f.s.n_think_open = row[i].n;
+        f.s.think_close = fine;
+        f.s.n_think_close = 3; /* a beginning may be left out, an end may not */
+        assert_int_equal(resolve(&f, 1), row[i].run_fine || row[i].n == 0 ? NYB_OK : NYB_E_RANGE);
+        assert_true(f.p.think_max == 1);
+        f.s.think_max = 0;
+        assert_int_equal(resolve(&f, 1), NYB_E_RANGE);
+        assert_string_equal(f.err.where, "reasoning_max_tokens");
+        arena_free(&f.arena);
+    }
+}
+
+/* As many candidates as there are tokens, where more are asked for and allowed. */
+static void test_params_logprobs_beyond_the_vocabulary(void **state)
+{
+    (void)state;
+    struct fixture f;
+    begin(&f);
+    f.c.max_logprobs = 1000;
+    f.s.logprobs = 101;
+    f.s.prompt_logprobs = 1000;
+    assert_int_equal(resolve(&f, 1), NYB_OK);
+    assert_true(f.p.n_logprob == 100 && f.p.n_prompt_logprob == 100);
+    arena_free(&f.arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -258,6 +367,9 @@ int main(void)
         cmocka_unit_test(test_params_min_tokens_above_max_tokens),
         cmocka_unit_test(test_params_prompt_length),
         cmocka_unit_test(test_params_lists),
+        cmocka_unit_test(test_params_lists_have_a_length),
+        cmocka_unit_test(test_params_ids_are_of_the_vocabulary),
+        cmocka_unit_test(test_params_logprobs_beyond_the_vocabulary),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

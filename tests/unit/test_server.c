@@ -194,6 +194,9 @@ static void test_config_units(void **state)
     assert_int_equal(c.tensor_parallel_size, 2);
     assert_int_equal(config_set(&c, "tensor-parallel-size", "65", NULL, &err), NYB_E_ARG);
     assert_int_equal(config_set(&c, "pipeline-parallel-size", "2", NULL, &err), NYB_E_ARG);
+    assert_int_equal(config_set(&c, "tool-parser-plugin", "", NULL, &err), NYB_OK);
+    assert_int_equal(config_set(&c, "tool-parser-plugin", "x.py", NULL, &err), NYB_E_ARG);
+    assert_non_null(strstr(err.message, "can only be empty"));
     config_free(&c);
 }
 
@@ -217,17 +220,40 @@ static void test_routes_that_are_near(void **state)
     assert_string_equal(near_path("/"), "/v1/models");
     assert_string_equal(near_path("/healthz"), "/health");
     assert_string_equal(near_path("/api/chat"), "/v1/chat/completions");
-    static const char *const none[] = {"//",          "",     "/x", "x", "/favicon.ico", "/v1/embeddings",
-                                       "/v1/files/7", "/docs"};
+    assert_string_equal(near_path("/messages/"), "/v1/messages");
+    assert_string_equal(near_path("/responses/input_tokens"), "/v1/responses/input_tokens");
+    assert_string_equal(near_path("//v1//is_sleeping//"), "/v1/is_paused");
+    assert_string_equal(near_path("//"), "/v1/models");
+    /* a base address that is another server's */
+    assert_string_equal(near_path("/openai/v1/chat/completions"), "/v1/chat/completions");
+    assert_string_equal(near_path("/openai/deployments/m/chat/completions/"), "/v1/chat/completions");
+    assert_string_equal(near_path("/v1/engines/m/completions"), "/v1/completions");
+    assert_string_equal(near_path("/api/v0/models"), "/v1/models");
+    assert_string_equal(near_path("/api/version"), "/version");
+    static const char *const none[] = {"",
+                                       "/x",
+                                       "x",
+                                       "/favicon.ico",
+                                       "/v1/embeddings/",
+                                       "/v1/files/7",
+                                       "//docs",
+                                       "/v1x",
+                                       "/v1/audio/x/completions"};
     for (size_t i = 0; i < sizeof(none) / sizeof(*none); i++)
         assert_null(near_path(none[i]));
     char longest[5000] = {0};
     memset(longest, '/', sizeof(longest) - 1);
+    assert_string_equal(near_path(longest), "/v1/models");
+    memset(longest + 1, 'x', sizeof(longest) - 2);
     assert_null(near_path(longest));
     assert_non_null(strstr(near_reason("/v1/embeddings"), "embeds none"));
     assert_non_null(strstr(near_reason("/v1/responses/resp_1"), "stored"));
+    assert_non_null(strstr(near_reason("//v1/responses//resp_1/"), "stored"));
+    assert_non_null(strstr(near_reason("/embeddings"), "embeds none"));
     assert_null(near_reason("/v1/responses"));
+    assert_non_null(strstr(near_reason("/v1/responses/compact"), "shortened"));
     assert_null(near_reason("/x"));
+    assert_null(near_reason(longest));
 }
 
 static void check_refusal(enum nyb_code code, const char *where, const char *message, const char *want_where,

@@ -351,10 +351,45 @@ static void test_stream_refuses_bad_requests(void **state)
     assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_RANGE);
     assert_non_null(strstr(err.message, "position 1"));
     r.n_prompt = 1;
-    r.priority = 1001;
-    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_RANGE);
-    assert_string_equal(err.where, "priority");
+    static const int priority[] = {-1001, 1001, -1000, 1000}; /* the last two are fine */
+    for (int i = 0; i < 4; i++) {
+        r.priority = priority[i];
+        assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), i < 2 ? NYB_E_RANGE : NYB_OK);
+        if (i < 2)
+            assert_string_equal(err.where, "priority");
+        nyb_stream_free(stream);
+    }
     r.priority = 0;
+    static const int constraint[] = {-1, NYB_CONSTRAINT_TAGS + 1};
+    for (int i = 0; i < 2; i++) {
+        s.constraint = (enum nyb_constraint)constraint[i];
+        assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_RANGE);
+        assert_string_equal(err.where, "constraint");
+    }
+    /* a constraint needs a tokenizer, an end, and a text */
+    const int32_t stop[] = {1};
+    s.constraint = NYB_CONSTRAINT_REGEX;
+    assert_null(h->e.constraints);
+    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "no tokenizer"));
+    h->e.constraints = constraint_cache_open(h->e.tokenizer, h->r.vocab);
+    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_ARG);
+    assert_non_null(strstr(err.message, "no text"));
+    int n_eos = h->e.defaults.n_eos;
+    h->e.defaults.n_eos = 0;
+    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "give a stop token"));
+    s.stop_token = stop;
+    s.n_stop_token = 1;
+    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_ARG);
+    s.constraint_text = "(";
+    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_ARG);
+    assert_string_equal(err.where, "constraint");
+    s.n_stop_token = 0;
+    h->e.defaults.n_eos = n_eos;
+    constraint_cache_close(h->e.constraints);
+    h->e.constraints = NULL;
+    s.constraint = NYB_CONSTRAINT_NONE;
     s.top_p = 0;
     assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_RANGE);
     r.n_prompt = 0;

@@ -231,13 +231,16 @@ bool checkkern_cuda_moe(const struct checkkern_gpu *g, struct checkkern_report *
     /* More pairs than the kernel for few rows takes, of no more rows; one expert has all rows. */
     static const struct moe_case pairs = {
         .n_row = 64, .n_used = 9, .n_expert = 88, .hidden = 128, .inner = 64, .n_shared = 1};
+    /* Rows so long that those of two passes do not fit beside each other. */
+    static const struct moe_case wide = {
+        .n_row = 32, .n_used = 2, .n_expert = 5, .hidden = 2560, .inner = 64};
     /* An MLP whose gate and up are by wgmma on GPUs of few SMs too, as emulated ones are. */
     static const struct moe_case mlp[] = {
         {.n_row = 40, .n_used = 1, .n_expert = 1, .hidden = 1792, .inner = 640},
         {.n_row = 24, .n_used = 1, .n_expert = 1, .hidden = 1792, .inner = 640},
     };
     uint64_t seed = g->seed;
-    bool ok = moe_case(g, &seed, pairs, 0, r);
+    bool ok = moe_case(g, &seed, pairs, 0, r) && moe_case(g, &seed, wide, 2, r);
     for (size_t i = 0; i < COUNT_OF(mlp) && ok; i++)
         ok = moe_case(g, &seed, mlp[i], 0, r);
     for (size_t i = 0; i < COUNT_OF(real) && ok && g->rounds > 4; i++)

@@ -267,12 +267,21 @@ bool checkkern_cuda_moe_prefill(const struct checkkern_gpu *g, struct checkkern_
                                           .n_expert = 1,
                                           .hidden = 128,
                                           .inner = 256};
+    /* 36, 60 and 90 tokens an expert, for each form of its tiles, of matrices that no form's rows divide. */
+    static const struct moe_case form[] = {
+        {.n_row = 144, .n_used = 1, .n_expert = 4, .hidden = 320, .inner = 192},
+        {.n_row = 120, .n_used = 1, .n_expert = 2, .hidden = 448, .inner = 320},
+        {.n_row = 180, .n_used = 1, .n_expert = 2, .hidden = 320, .inner = 64},
+    };
     uint64_t seed = g->seed;
     bool ok = true;
     if (g->info.major != 9 && g->info.major != 0)
         return true;
     for (int i = 0; i < 3 && ok; i++)
         ok = moe_case(g, &seed, dense, i, r);
+    for (size_t f = 0; f < COUNT_OF(form); f++)
+        for (int i = 0; i < 3 && ok; i++)
+            ok = moe_case(g, &seed, form[f], i, r);
     for (int i = 0; i < g->rounds && ok; i++) {
         struct moe_case c = {.n_row = checkkern_int(&seed, CUDA_ROWS_MAX + 1, 300),
                              .n_used = checkkern_int(&seed, 1, 4),

@@ -7,6 +7,7 @@
 
 #define INT_END    999999999999999999 /* of GRAMMAR_DIGITS_MAX digits: what is made ends there */
 #define FRACTION   16                 /* digits behind the point of a number with bounds */
+#define EXACT      15                 /* digits of numbers that doubles tell from one another */
 #define DECIMALS   9                  /* of a bound */
 #define WHOLE_END  9007199254740992.0 /* doubles below hold every whole number */
 #define PREFIX_MAX 256                /* schemas of prefixItems */
@@ -206,7 +207,7 @@ static int most_digits(const struct bounds *b)
 {
     int lo = b->lo_open ? whole_digits(b->lo, b->decimals) : 0;
     int hi = b->hi_open ? whole_digits(b->hi, b->decimals) : 0;
-    return FRACTION - (lo > hi ? lo : hi);
+    return b->lo_open || b->hi_open ? EXACT - (lo > hi ? lo : hi) : FRACTION;
 }
 
 /* Those with as many digits as the bounds have or fewer, and those with more: they lie between two neighbours

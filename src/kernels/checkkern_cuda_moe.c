@@ -231,13 +231,16 @@ bool checkkern_cuda_moe(const struct checkkern_gpu *g, struct checkkern_report *
     /* More pairs than the kernel for few rows takes, of no more rows; one expert has all rows. */
     static const struct moe_case pairs = {
         .n_row = 64, .n_used = 9, .n_expert = 88, .hidden = 128, .inner = 64, .n_shared = 1};
+    /* Rows so long that those of two passes do not fit beside each other. */
+    static const struct moe_case wide = {
+        .n_row = 32, .n_used = 2, .n_expert = 5, .hidden = 2560, .inner = 64};
     /* An MLP whose gate and up are by wgmma on GPUs of few SMs too, as emulated ones are. */
     static const struct moe_case mlp[] = {
         {.n_row = 40, .n_used = 1, .n_expert = 1, .hidden = 1792, .inner = 640},
         {.n_row = 24, .n_used = 1, .n_expert = 1, .hidden = 1792, .inner = 640},
     };
     uint64_t seed = g->seed;
-    bool ok = moe_case(g, &seed, pairs, 0, r);
+    bool ok = moe_case(g, &seed, pairs, 0, r) && moe_case(g, &seed, wide, 2, r);
     for (size_t i = 0; i < COUNT_OF(mlp) && ok; i++)
         ok = moe_case(g, &seed, mlp[i], 0, r);
     for (size_t i = 0; i < COUNT_OF(real) && ok && g->rounds > 4; i++)
@@ -264,12 +267,21 @@ bool checkkern_cuda_moe_prefill(const struct checkkern_gpu *g, struct checkkern_
                                           .n_expert = 1,
                                           .hidden = 128,
                                           .inner = 256};
+    /* 36, 60 and 90 tokens an expert, for each form of its tiles, of matrices that no form's rows divide. */
+    static const struct moe_case form[] = {
+        {.n_row = 144, .n_used = 1, .n_expert = 4, .hidden = 320, .inner = 192},
+        {.n_row = 120, .n_used = 1, .n_expert = 2, .hidden = 448, .inner = 320},
+        {.n_row = 180, .n_used = 1, .n_expert = 2, .hidden = 320, .inner = 64},
+    };
     uint64_t seed = g->seed;
     bool ok = true;
     if (g->info.major != 9 && g->info.major != 0)
         return true;
     for (int i = 0; i < 3 && ok; i++)
         ok = moe_case(g, &seed, dense, i, r);
+    for (size_t f = 0; f < COUNT_OF(form); f++)
+        for (int i = 0; i < 3 && ok; i++)
+            ok = moe_case(g, &seed, form[f], i, r);
     for (int i = 0; i < g->rounds && ok; i++) {
         struct moe_case c = {.n_row = checkkern_int(&seed, CUDA_ROWS_MAX + 1, 300),
                              .n_used = checkkern_int(&seed, 1, 4),

@@ -77,8 +77,10 @@ void device_close(struct device *d)
     for (size_t i = 0; i < COUNT_OF(all); i++)
         if (all[i])
             p->release(d->gpu, all[i]);
-    if (d->staging)
-        p->release_host(d->gpu, d->staging);
+    void *const host[] = {d->staging, d->best};
+    for (size_t i = 0; i < COUNT_OF(host); i++)
+        if (host[i])
+            p->release_host(d->gpu, host[i]);
     p->close(d->gpu);
     pthread_mutex_destroy(&d->load_lock);
     free(d->place);

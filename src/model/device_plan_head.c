@@ -92,7 +92,7 @@ void device_plan_head(struct device *d, const struct device_shape *s, int first,
 void device_plan_best(struct device *d, int n_out)
 {
     device_plan_add(d, d->config->n_layer, CUDA_OP_ARGMAX, n_out, NULL)->as.argmax =
-        (struct cuda_argmax){.x = d->room.logits, .id = d->room.best, .n = d->config->vocab};
+        (struct cuda_argmax){.x = d->room.logits, .id = d->best, .n = d->config->vocab};
 }
 
 void device_plan_draw(struct device *d, const struct device_shape *s, int first, int n_out, bool exact)
@@ -101,7 +101,7 @@ void device_plan_draw(struct device *d, const struct device_shape *s, int first,
     device_input_layout(s, d->input, &in);
     device_plan_add(d, d->config->n_layer, CUDA_OP_SAMPLE, n_out, exact ? NULL : in.count + COUNT_OUT)
         ->as.sample = (struct cuda_sample){
-        .x = d->room.logits, .draw = in.draw + first, .id = d->room.best, .n = d->config->vocab};
+        .x = d->room.logits, .draw = in.draw + first, .id = d->best, .n = d->config->vocab};
 }
 
 const char *device_op_name(const struct cuda_op *op)

@@ -173,7 +173,6 @@ static void lay_out(const struct device *d, struct device_room *r, struct taking
     r->columns = take(t, device_has_peers(d) ? head : 0, device_columns(d).count, sizeof(float));
     bool first = d->ep ? d->ep->rank == 0 : c->shard.rank == 0;
     r->logits = take(t, first ? head : 0, c->vocab, sizeof(float));
-    r->best = take(t, head, 1, sizeof(int32_t));
     lay_out_experts(d, r, t, head);
 }
 
@@ -280,6 +279,12 @@ static enum nyb_code reserve_scratch(struct device *d, struct nyb_err *err)
     return NYB_OK;
 }
 
+static enum nyb_code reserve_best(struct device *d, struct nyb_err *err)
+{
+    d->best = d->plugin->alloc_host(d->gpu, DEVICE_HEAD_ROWS * sizeof(*d->best));
+    return d->best ? NYB_OK : device_failed(d, "taking memory for tokens", err);
+}
+
 static enum nyb_code reserve_load(struct device *d, struct nyb_err *err)
 {
     size_t bytes = (size_t)d->config->n_layer * (size_t)d->config->moe.n_expert * sizeof(*d->load);
@@ -297,6 +302,7 @@ enum nyb_code device_prepare(struct device *d, struct rope *rope, struct nyb_err
                       "steps on a GPU have at most %d tokens, asked for were %d", DEVICE_ROWS_MAX, n_row);
     TRY(reserve_rope(d, rope, err));
     TRY(reserve_load(d, err));
+    TRY(reserve_best(d, err));
     TRY(device_input_reserve(d, INPUT_MIN, err));
     TRY(device_room_reserve(d, n_row, err));
     /* The plan of a step names a cache: one block, until the real one is reserved. */

@@ -83,7 +83,6 @@ struct device_room {
     /* ---- the head ---- */
     float *columns; /* (DEVICE_HEAD_ROWS, this rank's) of several: its logits */
     float *logits;  /* (DEVICE_HEAD_ROWS, vocab) of rank 0 */
-    int32_t *best;  /* (DEVICE_HEAD_ROWS)         */
 };
 
 /* What a step is made for: rows that its launches cover, not those of one batch. */
@@ -194,6 +193,7 @@ struct device {
     int64_t rope_filled;
     struct device_room room;
     uint8_t *input, *staging; /* a batch: the GPU's, and what it is uploaded from */
+    int32_t *best;            /* (DEVICE_HEAD_ROWS) tokens, the host's: the GPU writes them there itself */
     size_t input_bytes;
     size_t scratch_bytes;
     struct device_plan plan; /* of the step in progress */

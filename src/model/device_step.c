@@ -1,5 +1,6 @@
 /* Steps of a device: a replayed graph where each sequence has one row, else operator by operator. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -212,7 +213,9 @@ static enum nyb_code take_outputs(struct device *d, const struct outputs *o, int
                                   struct nyb_err *err)
 {
     size_t vocab = (size_t)d->config->vocab;
-    bool ok = !o->best || d->plugin->read(d->gpu, o->best + first, d->room.best, (size_t)n * sizeof(int32_t));
+    bool ok = !o->best || d->plugin->sync(d->gpu);
+    if (ok && o->best)
+        memcpy(o->best + first, d->best, (size_t)n * sizeof(*o->best));
     if (ok && o->draw)
         ok = read_other_logits(d, o, first, n);
     else if (ok && o->logits)

@@ -124,13 +124,20 @@ static void build(struct grammar_vocab *v)
     free(other);
 }
 
-/* What the token adds to a text in the middle of it. Special tokens are marked, so that no text is one. */
+/* What the token adds to a text in the middle of it. Special tokens are marked, so that no text is one. The
+ * mark is a byte that no text has, but vocabularies of all bytes have it as a token: that one would be taken
+ * for the mark of whatever follows, and is left out. */
 static bool add_bytes(const struct tokenizer *t, int32_t token, struct buf *out)
 {
-    size_t len;
-    if (tok_spelling(t, token, &len) && tok_is_special(t, token))
+    size_t len, before = out->len;
+    bool special = tok_spelling(t, token, &len) && tok_is_special(t, token);
+    if (special)
         buf_add_byte(out, (char)GRAMMAR_SPECIAL);
-    return tok_token_bytes(t, token, out);
+    if (!tok_token_bytes(t, token, out))
+        return false;
+    if (!special && out->len > before && memchr(out->data + before, GRAMMAR_SPECIAL, out->len - before))
+        out->len = before;
+    return true;
 }
 
 enum nyb_code grammar_vocab_open(struct grammar_vocab **out, const struct tokenizer *t, int32_t n_vocab,

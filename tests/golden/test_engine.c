@@ -406,6 +406,37 @@ static void test_engine_defaults_are_the_checkpoints(void **state)
     check_defaults("{\"top_k\":-1,\"eos_token_id\":[3]}", 1, 1, 0, 1, 0, 2);
 }
 
+struct heard {
+    int n;
+    bool cache; /* the line about the KV cache */
+    enum nyb_log_level worst;
+};
+
+static void hear(void *arg, enum nyb_log_level level, const char *text)
+{
+    struct heard *h = arg;
+    h->n++;
+    h->cache = h->cache || (level == NYB_LOG_INFO && !strncmp(text, "KV cache: ", 10));
+    h->worst = level > h->worst ? level : h->worst;
+}
+
+/* What is said goes to the caller, as far as he wants to hear it. */
+static void test_engine_log_goes_to_the_caller(void **state)
+{
+    (void)state;
+    struct heard all = {0}, none = {0};
+    nyb_set_log(NYB_LOG_INFO, hear, &all);
+    nyb_close(open_engine(NYB_COMPUTE_BF16, 1, 16, 0, false));
+    assert_true(all.n > 0 && all.cache && all.worst <= NYB_LOG_INFO);
+    nyb_set_log(NYB_LOG_ERROR, hear, &none);
+    nyb_close(open_engine(NYB_COMPUTE_BF16, 1, 16, 0, false));
+    assert_int_equal(none.n, 0);
+    nyb_set_log(NYB_LOG_INFO, NULL, NULL);
+    int before = all.n;
+    nyb_close(open_engine(NYB_COMPUTE_BF16, 1, 16, 0, false));
+    assert_int_equal(all.n, before);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -418,6 +449,7 @@ int main(void)
         cmocka_unit_test(test_engine_open_refuses_options_out_of_range),
         cmocka_unit_test(test_engine_context_is_what_the_cache_holds),
         cmocka_unit_test(test_engine_defaults_are_the_checkpoints),
+        cmocka_unit_test(test_engine_log_goes_to_the_caller),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

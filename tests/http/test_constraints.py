@@ -113,6 +113,28 @@ class Constraints(WithServer):
             for choice in self.complete(n=20, **field):
                 self.assertTrue(re.fullmatch(r"The [a-z]{3,8}(, the [a-z]{3,8}){1,3}\.", choice["text"]), choice)
 
+    def test_structural_tags(self):
+        tags = {"structures": [{"begin": "<n>", "schema": {"enum": [1, 22]}, "end": "</n>"}], "triggers": ["<n"],
+                "required": True, "parallel": False}
+        for field in ({"structural_tag": tags}, {"structural_tag": json.dumps(tags)}, {"structured_outputs": {"structural_tag": tags}},
+                      {"response_format": {"type": "structural_tag", **tags}}):
+            for choice in self.complete(n=8, **field):
+                self.assertRegex(choice["text"], r"^<n>(1|22)</n>$")
+        self.refused("structural_tag", "structures and triggers", structural_tag=3)
+        self.refused("structural_tag", "trigger", structural_tag={**tags, "triggers": []})
+        self.refused("response_format", "malformed", response_format={"type": "structural_tag"})
+
+    def test_switches(self):
+        for field in ({"guided_json_object": True}, {"structured_outputs": {"json_object": True}}):
+            self.assertTrue(self.complete(max_tokens=9, **field)[0]["text"].startswith("{"))
+        for field in ({"guided_json_object": False}, {"structured_outputs": {"json_object": False}}):
+            self.assertFalse(self.complete(max_tokens=9, **field)[0]["text"].startswith("{"))
+        self.refused("guided_json_object", "boolean", guided_json_object="yes")
+        self.refused("guided_whitespace_pattern", "string", guided_json={}, guided_whitespace_pattern=3)
+        self.refused("structured_outputs", "whitespace_pattern", structured_outputs={"json": {}, "whitespace_pattern": 3})
+        spaced = self.complete(structured_outputs={"json": PERSON, "whitespace_pattern": " "})[0]["text"]
+        self.assertRegex(spaced, r'^\{ "name": ')
+
     def test_with_other_parameters(self):
         constraint = {"guided_choice": ["a", "ab"]}
         self.assertEqual(self.complete(temperature=0, min_tokens=50, **constraint)[0]["finish_reason"], "stop")

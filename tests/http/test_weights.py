@@ -283,6 +283,18 @@ class Refusals(WithRoot):
                            ({"model_path": A, "names": ["nobody.*"]}, ""),
                            ({"model_path": A, "abort_all_requests": True, "in_flight": "finish"}, "contradict")):
             self.refused(FROM_DISK, body, 400, text)
+        for seconds in (-1, 86401, True, [1], "x", "", "nan", "inf", "2s"):
+            self.refused(FROM_DISK, {"model_path": A, "finish_timeout": seconds}, 400, "seconds")
+        for more in ({"finish_timeout": 1.5}, {"finish_timeout": "2"}, {"finish_timeout": 0}, {"is_async": False}, {"is_async": 0},
+                     {"is_async": "false"}, {"is_async": ""}, {"is_async": None}, {"manifest": None}, {"torch_empty_cache": True},
+                     {"flush_cache": "0"}, {"names": "model.norm.weight"}):
+            status, reply = self.server.post(FROM_DISK, {"model_path": A, "dry_run": "1", **more})
+            self.assertEqual(status, 200, (more, reply))
+        for value in (1, "true", "x", [], {}):
+            self.refused(FROM_DISK, {"model_path": A, "dry_run": True, "is_async": value}, 400, "is_async")
+        for value in (1.5, "x", 1 << 40, True, "", "1e300"):
+            self.refused("/get_weights_by_name", {"name": "model.norm.weight", "truncate_size": value}, 400, "truncate_size")
+        self.assertEqual(len(self.server.post("/get_weights_by_name", {"name": "model.norm.weight", "truncate_size": "3"})[1]["weights"]), 3)
         self.refused("/pause_generation", {"mode": "nap"}, 400, "mode")
         self.refused("/abort_request", {}, 400, "rid")
 
@@ -422,8 +434,18 @@ class Uploads(WithRoot):
         part = twin(B, "part", "--only", "*.layers.0.*")
         status, reply = self.send(self.file(part), "?names=*.layers.0.*")
         self.assertEqual(status, 200, reply)
-        self.assertEqual(served_by(self.server), fresh(twin(A, "with-part", "--take", B, "*.layers.0.*")))
+        mixed = fresh(twin(A, "with-part", "--take", B, "*.layers.0.*"))
+        self.assertEqual(served_by(self.server), mixed)
         self.assertEqual(self.send(self.file(A))[0], 200)
+        # a parameter that comes several times is a list
+        query = "?names=*.layers.0.mlp.*&names=*.layers.0.self_attn.*&names=*.layers.0.*norm*&finish_timeout=2.5&is_async=false"
+        status, reply = self.send(self.file(part), query)
+        self.assertEqual(status, 200, reply)
+        self.assertEqual(served_by(self.server), mixed)
+        self.assertEqual(self.send(self.file(A))[0], 200)
+        status, reply = self.send(self.file(part), query.replace("2.5", "-1"))
+        self.assertEqual(status, 400, reply)
+        self.assertEqual(served_by(self.server), a)
 
     def test_garbage_changes_nothing(self):
         before, data = served_by(self.server), self.file(B)

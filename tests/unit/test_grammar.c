@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "base/mem.h"
+#include "text/bpe.h"
 #include "text/grammar.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
@@ -44,17 +45,27 @@ struct house {
     int32_t n;
 };
 
-static int open_house(void **state)
+static int open_house_of(void **state, const char *folder)
 {
-    const char *folder = getenv("NYBBLE_TOKENIZER");
     struct house *h = mem_alloc(1, sizeof(*h));
     struct nyb_err err;
-    assert_int_equal(
-        tok_open(&h->tok, folder ? folder : NYBBLE_SOURCE_DIR "/models/tales-24m-moe-nvfp4", &err), NYB_OK);
+    assert_int_equal(tok_open(&h->tok, folder, &err), NYB_OK);
     h->n = tok_vocab_size(h->tok) + 40; /* models have more rows than tokens */
     assert_int_equal(grammar_vocab_open(&h->v, h->tok, h->n, &err), NYB_OK);
     *state = h;
     return 0;
+}
+
+static int open_house(void **state)
+{
+    const char *folder = getenv("NYBBLE_TOKENIZER");
+    return open_house_of(state, folder ? folder : NYBBLE_SOURCE_DIR "/models/tales-24m-moe-nvfp4");
+}
+
+/* Llama's kind: bytes by name, and a text's first space that vanishes. */
+static int open_llama(void **state)
+{
+    return open_house_of(state, NYBBLE_SOURCE_DIR "/tests/golden/text/stories260K");
 }
 
 static int close_house(void **state)
@@ -115,17 +126,42 @@ static int32_t pick(const struct house *h, const uint32_t *mask, uint64_t *seed)
     return chosen;
 }
 
+/* The text of the tokens is what the grammar took. Free text may hold bytes that are no characters: decoding
+ * changes those, so such texts are left out. */
+static int check_text(const struct house *h, struct grammar *g, const struct tok_ids *ids,
+                      const struct grammar_matcher *m)
+{
+    struct grammar_matcher again;
+    struct buf text = {0}, raw = {0};
+    for (size_t i = 0; i < ids->n; i++) {
+        size_t len;
+        const char *bytes = grammar_vocab_bytes(h->v, ids->id[i], &len);
+        buf_add(&raw, bytes, len);
+    }
+    bool whole = utf8_valid_prefix(raw.data, raw.len) == raw.len;
+    tok_decode(h->tok, ids->id, ids->n, false, &text);
+    grammar_matcher_open(&again, g);
+    if (whole && !grammar_advance(&again, text.data, text.len))
+        fail_msg("the grammar refuses \"%.*s\"", (int)text.len, text.data);
+    assert_true(!whole || grammar_may_end(&again) == grammar_may_end(m));
+    grammar_matcher_close(&again);
+    buf_free(&text);
+    buf_free(&raw);
+    return whole;
+}
+
 /* Walks of random tokens; at each place the mask, and at some of them the truth. */
 static void test_mask_is_the_truth(void **state)
 {
     struct house *h = *state;
     uint32_t *mask = mem_alloc(grammar_vocab_words(h->v), sizeof(*mask));
     uint64_t seed = 7;
-    int checks = h->n > 50000 ? 2 : 8;
+    int checks = h->n > 50000 ? 2 : 8, n_text = 0;
     for (size_t i = 0; i < COUNT_OF(sources); i++) {
         struct grammar *g = open_grammar(h, &sources[i]);
         for (int walk = 0; walk < 3; walk++) {
             struct grammar_matcher m;
+            struct tok_ids ids = {0};
             grammar_matcher_open(&m, g);
             for (int step = 0; step < 40 && !grammar_must_end(&m); step++) {
                 bool any = grammar_mask(&m, mask);
@@ -138,11 +174,42 @@ static void test_mask_is_the_truth(void **state)
                     break;
                 assert_false(tok_is_special(h->tok, t));
                 assert_true(grammar_take(&m, t));
+                bpe_push(&ids, t);
             }
+            n_text += check_text(h, g, &ids, &m);
+            tok_ids_free(&ids);
             grammar_matcher_close(&m);
         }
         grammar_release(g);
     }
+    assert_true(n_text > 2 * (int)COUNT_OF(sources)); /* of three each */
+    free(mask);
+}
+
+/* Byte tokens: each text of them is what the bytes say, and the one of the special tokens' mark is none. */
+static void test_bytes_do_not_make_special_tokens(void **state)
+{
+    struct house *h = *state;
+    uint32_t *mask = mem_alloc(grammar_vocab_words(h->v), sizeof(*mask));
+    struct buf bytes = {0};
+    int n_byte = 0;
+    for (size_t i = 0; i < COUNT_OF(sources); i++) {
+        struct grammar *g = open_grammar(h, &sources[i]);
+        struct grammar_matcher m;
+        grammar_matcher_open(&m, g);
+        (void)grammar_mask(&m, mask);
+        for (int32_t t = 0; t < tok_vocab_size(h->tok); t++) {
+            buf_clear(&bytes);
+            if (tok_is_special(h->tok, t) || !tok_token_bytes(h->tok, t, &bytes) || bytes.len != 1)
+                continue;
+            n_byte += (bytes.data[0] & 0x80) != 0;
+            assert_true(bytes.data[0] != '\xff' || !bit(mask, t));
+        }
+        grammar_matcher_close(&m);
+        grammar_release(g);
+    }
+    assert_true(n_byte > 0);
+    buf_free(&bytes);
     free(mask);
 }
 
@@ -377,6 +444,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mask_is_the_truth),
+        cmocka_unit_test_setup_teardown(test_mask_is_the_truth, open_llama, close_house),
+        cmocka_unit_test(test_bytes_do_not_make_special_tokens),
+        cmocka_unit_test_setup_teardown(test_bytes_do_not_make_special_tokens, open_llama, close_house),
         cmocka_unit_test(test_matchers),
         cmocka_unit_test(test_clearing_out),
         cmocka_unit_test(test_depth),

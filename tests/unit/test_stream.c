@@ -366,6 +366,29 @@ static void test_stream_refuses_bad_requests(void **state)
         assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_RANGE);
         assert_string_equal(err.where, "constraint");
     }
+    /* a constraint needs a tokenizer, an end, and a text */
+    const int32_t stop[] = {1};
+    s.constraint = NYB_CONSTRAINT_REGEX;
+    assert_null(h->e.constraints);
+    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "no tokenizer"));
+    h->e.constraints = constraint_cache_open(h->e.tokenizer, h->r.vocab);
+    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_ARG);
+    assert_non_null(strstr(err.message, "no text"));
+    int n_eos = h->e.defaults.n_eos;
+    h->e.defaults.n_eos = 0;
+    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "give a stop token"));
+    s.stop_token = stop;
+    s.n_stop_token = 1;
+    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_ARG);
+    s.constraint_text = "(";
+    assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_ARG);
+    assert_string_equal(err.where, "constraint");
+    s.n_stop_token = 0;
+    h->e.defaults.n_eos = n_eos;
+    constraint_cache_close(h->e.constraints);
+    h->e.constraints = NULL;
     s.constraint = NYB_CONSTRAINT_NONE;
     s.top_p = 0;
     assert_int_equal(nyb_submit(&h->e, &r, &stream, &err), NYB_E_RANGE);

@@ -167,7 +167,7 @@ static void test_long_pieces_merge_as_short_ones(void **state)
 /* ---- added tokens ----------------------------------------------------------------------------------------
  */
 
-static void test_added_tokens_strip_and_stand_alone(void **state)
+static void test_added_tokens_strip(void **state)
 {
     struct tokenizer *t =
         open_with("\"added_tokens\":[{\"id\":20,\"content\":\"<l>\",\"lstrip\":true,\"normalized\":false,"
@@ -180,10 +180,61 @@ static void test_added_tokens_strip_and_stand_alone(void **state)
     assert_encodes(t, "a<r>b", "1 23"); /* the longest */
     assert_encodes(t, "<l>  <l>", "20 20");
     tok_close(t);
-    t = open_with(
-        "\"added_tokens\":[{\"id\":9,\"content\":\"x\",\"single_word\":true,\"normalized\":false}]");
-    assert_encodes(t, "x a", "9 4 1");
-    assert_encodes(t, "yx", "10 9"); /* as vocabulary: the piece yx, not the token */
+}
+
+/* What comes before and behind a single word must not be \w of Unicode: letters, marks, decimal digits and
+ * letter numbers, connectors, joiners, and the letters among the symbols. */
+static void test_added_tokens_of_single_words(void **state)
+{
+    static const char *const row[][2] = {
+        {"xy", "20"},
+        {"xy a", "20 4 1"},
+        {"a xy", "1 4 20"},
+        {"a xy b", "1 4 20 4 2"},
+        {"xy xy", "20 4 20"},
+        {"-xy.", "0 20 0"},
+        {"axy", "1 9 10"},
+        {"xya", "9 10 1"},
+        {"xyxy", "9 10 9 10"},
+        {"_xy", "0 9 10"},
+        {"xy_", "9 10 0"},
+        {"7xy", "0 9 10"},
+        {"\u00c9xy", "0 9 10"},
+        {"xy\u01c5", "9 10 0"},
+        {"\u02b0xy", "0 9 10"},
+        {"xy\u4e2d", "9 10 0"},
+        {"\u0301xy", "0 9 10"},
+        {"xy\u0903", "9 10 0"},
+        {"xy\u20dd", "9 10 0"},
+        {"\u0660xy", "0 9 10"},
+        {"\u2160xy", "0 9 10"},
+        {"xy\u203f", "9 10 0"},
+        {"xy\u200d", "9 10 0"},
+        {"\u200cxy", "0 9 10"},
+        {"\u24b6xy", "0 9 10"},
+        {"xy\u24e9", "9 10 0"},
+        {"\U0001f130xy", "0 9 10"},
+        {"\U0001f149xy", "0 9 10"},
+        {"\U0001f150xy", "0 9 10"},
+        {"\U0001f169xy", "0 9 10"},
+        {"\U0001f170xy", "0 9 10"},
+        {"\U0001f189xy", "0 9 10"},
+        /* what is beside those */
+        {"\u24b5xy", "0 20"},
+        {"\u24eaxy", "0 20"},
+        {"\U0001f12fxy", "0 20"},
+        {"\U0001f14axy", "0 20"},
+        {"\U0001f16axy", "0 20"},
+        {"\U0001f18axy", "0 20"},
+        {"\u00bdxy", "0 20"},
+        {"xy\u200b", "20 0"},
+        {"\U0001f600xy\U0001f600", "0 20 0"},
+    };
+    struct tokenizer *t = open_with(
+        "\"added_tokens\":[{\"id\":20,\"content\":\"xy\",\"single_word\":true,\"normalized\":false}]");
+    (void)state;
+    for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
+        assert_encodes(t, row[i][0], row[i][1]);
     tok_close(t);
 }
 
@@ -314,7 +365,8 @@ int main(void)
         cmocka_unit_test(test_fused_unknowns_and_byte_fallback),
         cmocka_unit_test(test_ignore_merges_takes_whole_pieces),
         cmocka_unit_test(test_long_pieces_merge_as_short_ones),
-        cmocka_unit_test(test_added_tokens_strip_and_stand_alone),
+        cmocka_unit_test(test_added_tokens_strip),
+        cmocka_unit_test(test_added_tokens_of_single_words),
         cmocka_unit_test(test_normalized_tokens_match_normalized_text),
         cmocka_unit_test(test_only_template_text_becomes_special),
         cmocka_unit_test(test_spans_survive_normalizing),

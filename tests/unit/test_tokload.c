@@ -58,6 +58,53 @@ static void test_decoder_without_and_with_metaspace(void **state)
     tok_close(t);
 }
 
+/* A token by itself, as constraints and log probabilities see it. */
+static void test_bytes_of_single_tokens(void **state)
+{
+    static const struct {
+        const char *decoder;
+        int32_t id;
+        const char *bytes;
+    } row[] = {
+        {"{\"type\":\"Metaspace\",\"replacement\":\"a\",\"prepend_scheme\":\"always\"}", 11, " b b"},
+        {"{\"type\":\"Metaspace\",\"replacement\":\"a\",\"prepend_scheme\":\"always\"}", 7, "bc"},
+        {"{\"type\":\"Replace\",\"pattern\":{\"String\":\"b\"},\"content\":\"xy\"}", 11, "axyaxy"},
+        {"{\"type\":\"Replace\",\"pattern\":{\"String\":\"ab\"},\"content\":\"\"}", 6, "c"},
+        {"{\"type\":\"Strip\",\"content\":\"a\",\"start\":1,\"stop\":0}", 8, "a"},
+        {"{\"type\":\"Strip\",\"content\":\"a\",\"start\":3,\"stop\":0}", 8, ""},
+        {"{\"type\":\"Strip\",\"content\":\"a\",\"start\":1,\"stop\":0}", 11, "bab"},
+        {"{\"type\":\"Strip\",\"content\":\"b\",\"start\":1,\"stop\":1}", 11, "aba"},
+        {"{\"type\":\"Strip\",\"content\":\"c\",\"start\":0,\"stop\":2}", 6, "ab"},
+        {"{\"type\":\"ByteFallback\"}", 6, "abc"},
+        {"{\"type\":\"Fuse\"}", 6, "abc"},
+        {"{\"type\":\"ByteLevel\"}", 4, " "}, /* not spelled in the alphabet: its own bytes */
+        {"{\"type\":\"ByteLevel\"}", 6, "abc"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+        struct buf text = {0};
+        char *members = mem_printf("\"decoder\":%s", row[i].decoder);
+        struct tokenizer *t = open_with(members);
+        assert_true(tok_token_bytes(t, row[i].id, &text));
+        buf_add_byte(&text, '\0');
+        assert_string_equal(text.data, row[i].bytes);
+        struct buf both = {0}, want = {0};
+        const int32_t id[] = {3, row[i].id}; /* behind another, the same */
+        tok_decode(t, id, 2, false, &both);
+        buf_add_byte(&both, '\0');
+        assert_true(tok_token_bytes(t, id[0], &want));
+        buf_add_str(&want, text.data);
+        buf_add_byte(&want, '\0');
+        assert_int_equal(both.len, want.len);
+        assert_string_equal(both.data, want.data);
+        buf_free(&want);
+        buf_free(&both);
+        buf_free(&text);
+        tok_close(t);
+        free(members);
+    }
+}
+
 static void test_special_tokens_are_skipped(void **state)
 {
     struct tokenizer *t =
@@ -234,6 +281,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_byte_fallback_runs),
         cmocka_unit_test(test_decoder_without_and_with_metaspace),
+        cmocka_unit_test(test_bytes_of_single_tokens),
         cmocka_unit_test(test_special_tokens_are_skipped),
         cmocka_unit_test(test_template_and_config_frame_the_text),
         cmocka_unit_test(test_config_brings_further_tokens),

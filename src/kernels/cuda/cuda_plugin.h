@@ -75,7 +75,8 @@ struct cuda_plugin {
     /* ---- memory ---- */
     void *(*alloc)(struct cuda_gpu *g, size_t bytes); /* 256-byte aligned */
     void (*release)(struct cuda_gpu *g, void *device);
-    void *(*alloc_host)(struct cuda_gpu *g, size_t bytes); /* that upload can read at full speed */
+    /* That operators can write, and upload reads at full speed. */
+    void *(*alloc_host)(struct cuda_gpu *g, size_t bytes);
     void (*release_host)(struct cuda_gpu *g, void *host);
     /* After they return, host memory is the caller's again. */
     bool (*write)(struct cuda_gpu *g, void *device, const void *host, size_t bytes);

@@ -1,9 +1,11 @@
 /* SwiGLU, and the largest of each row. */
+#include "kernels/cuda/plugin/cluster.cuh"
 #include "kernels/cuda/plugin/operators.h"
 #include "kernels/cuda/plugin/gpu.h"
 
 #define SWIGLU_THREADS 256
 #define ARGMAX_THREADS 1024
+#define ARGMAX_BLOCKS  8 /* of a row, at most */
 
 static __global__ void swiglu_kernel(const cuda_swiglu a, const int32_t *count, int n_row)
 {
@@ -44,36 +46,64 @@ static __device__ __forceinline__ best better(best a, best b)
     return a;
 }
 
-static __global__ void __launch_bounds__(ARGMAX_THREADS)
-    argmax_kernel(const cuda_argmax a, const int32_t *count, int n_row)
+static __device__ __forceinline__ void look_at(best &mine, float v, int i)
 {
-    SHARED(best[32], of_warp);
-    gpu_wait_before();
-    gpu_let_next();
-    const int t = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (t >= OP_COUNT(count, n_row))
-        return;
-    const float *x = a.x + (size_t)t * a.n;
-    best mine = {0.0f, -1};
-#pragma unroll 8
-    for (int i = threadIdx.x; i < a.n; i += ARGMAX_THREADS) {
-        const float v = x[i];
-        if (v == v && (mine.index < 0 || v > mine.value))
-            mine = {v, i};
-    }
+    if (v == v && (mine.index < 0 || v > mine.value))
+        mine = {v, i};
+}
+
+static __device__ __forceinline__ best best_of_warp(best mine)
+{
     for (int d = 16; d > 0; d /= 2) {
         const best other = {__shfl_xor_sync(ALL_LANES, mine.value, d),
                             __shfl_xor_sync(ALL_LANES, mine.index, d)};
         mine = better(mine, other);
     }
+    return mine;
+}
+
+/* grid: (blocks of a row's cluster, rows) */
+static __global__ void __launch_bounds__(ARGMAX_THREADS)
+    argmax_kernel(const cuda_argmax a, const int32_t *count, int n_row)
+{
+    SHARED(best[32], of_warp);
+    SHARED(best[ARGMAX_BLOCKS], of_block);
+    cluster_arrive(); /* all blocks of the cluster have begun */
+    gpu_wait_before();
+    gpu_let_next();
+    const int t = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first = blockIdx.x * ARGMAX_THREADS + threadIdx.x, step = gridDim.x * ARGMAX_THREADS;
+    const float *x = a.x + (size_t)t * a.n;
+    const bool real = t < OP_COUNT(count, n_row), fours = a.n % 4 == 0;
+    best mine = {0.0f, -1};
+    if (real && fours)
+#pragma unroll 4
+        for (int i = first; i < a.n / 4; i += step) {
+            const float4 v = ((const float4 *)x)[i];
+            look_at(mine, v.x, 4 * i);
+            look_at(mine, v.y, 4 * i + 1);
+            look_at(mine, v.z, 4 * i + 2);
+            look_at(mine, v.w, 4 * i + 3);
+        }
+    else if (real)
+#pragma unroll 4
+        for (int i = first; i < a.n; i += step)
+            look_at(mine, x[i], i);
+    mine = best_of_warp(mine);
     if (lane == 0)
         of_warp[warp] = mine;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int i = 1; i < ARGMAX_THREADS / 32; i++)
-            mine = better(mine, of_warp[i]);
-        a.id[t] = max(mine.index, 0);
-    }
+    if (warp == 0)
+        mine = best_of_warp(of_warp[lane]);
+    cluster_wait();
+    if (threadIdx.x == 0)
+        cluster_at(of_block, 0)[blockIdx.x] = mine;
+    cluster_sync();
+    if (threadIdx.x > 0 || blockIdx.x > 0 || !real)
+        return;
+    for (int i = 1; i < (int)gridDim.x; i++)
+        mine = better(mine, of_block[i]);
+    a.id[t] = max(mine.index, 0);
 }
 
 const char *argmax_start(const struct cuda_op *op, const struct op_place *at)
@@ -81,6 +111,10 @@ const char *argmax_start(const struct cuda_op *op, const struct op_place *at)
     const struct cuda_argmax *a = &op->as.argmax;
     if (a->n < 1)
         return "argmax: no columns";
-    return gpu_why(
-        gpu_launch(argmax_kernel, op->n_row, ARGMAX_THREADS, 0, at->stream, *a, op->count, op->n_row));
+    int blocks = ARGMAX_BLOCKS;
+    while (blocks > 1 && (int64_t)op->n_row * blocks > at->limits->n_sm)
+        blocks /= 2;
+    return gpu_why(gpu_launch_clusters((unsigned)blocks, argmax_kernel,
+                                       dim3((unsigned)blocks, (unsigned)op->n_row), ARGMAX_THREADS, 0,
+                                       at->stream, *a, op->count, op->n_row));
 }

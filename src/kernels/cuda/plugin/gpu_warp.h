@@ -21,6 +21,10 @@ __device__ __forceinline__ float warp_max(float v)
         v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, d));
     return v;
 }
+__device__ __forceinline__ uint32_t warp_total(uint32_t v)
+{
+    return __reduce_add_sync(ALL_LANES, v);
+}
 __device__ __forceinline__ uint32_t warp_largest(uint32_t v)
 {
     return __reduce_max_sync(ALL_LANES, v);
@@ -38,6 +42,10 @@ static inline float warp_max(float v)
 {
     return simt::fold(v, [](float a, float b) { return fmaxf(a, b); });
 }
+static inline uint32_t warp_total(uint32_t v)
+{
+    return simt::fold(v, [](uint32_t a, uint32_t b) { return a + b; });
+}
 static inline uint32_t warp_largest(uint32_t v)
 {
     return simt::fold(v, [](uint32_t a, uint32_t b) { return max(a, b); });
@@ -45,6 +53,22 @@ static inline uint32_t warp_largest(uint32_t v)
 static inline uint32_t warp_smallest(uint32_t v)
 {
     return simt::fold(v, [](uint32_t a, uint32_t b) { return min(a, b); });
+}
+#endif
+
+/* n, and one more where key > than: a carry, which takes two instructions. */
+#ifdef __CUDACC__
+__device__ __forceinline__ uint32_t count_above(uint32_t n, uint32_t key, uint32_t than)
+{
+    asm("{\n.reg .u32 unread;\nadd.cc.u32 unread, %1, %2;\naddc.u32 %0, %0, 0;\n}"
+        : "+r"(n)
+        : "r"(key), "r"(~than));
+    return n;
+}
+#else
+static inline uint32_t count_above(uint32_t n, uint32_t key, uint32_t than)
+{
+    return n + (key > than);
 }
 #endif
 

@@ -49,10 +49,10 @@ static __global__ void __launch_bounds__(N_THREAD, 1) linear_kernel(const linear
     gpu_let_next();
 #pragma unroll 1
     for (int lo = phases[0].lo; lo < phases[0].hi;) {
-        const int hi = round_end(&phases[0], passes, lo), row = lo / phases[0].n_tile * 8 * NT,
+        const int hi = round_end(&phases[0], passes, lo), row = divide(lo, phases[0].by_tile) * 8 * NT,
                   n_row = min(8 * NT, a.w.n_row - row);
         stage_rows<8>(
-            xs, n_row, K,
+            xs, n_row, K, phases[0].by_unit,
             [&](int r, int at) { return __ldcg((const uint4 *)(a.w.x + (size_t)(row + r) * K) + at); },
             [&](uint4 v, int, int) { return v; });
         __syncthreads();

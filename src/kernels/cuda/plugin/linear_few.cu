@@ -9,11 +9,27 @@
 #define EARLY 2 /* units of a warp that are expanded before x is there, too */
 #define TILES 8
 
+struct few_params {
+    struct single_params product;
+    struct op_ahead ahead;
+};
+
+/* The block's part of what the kernel behind needs first. */
+static __device__ __forceinline__ void ask_ahead(const op_ahead &ahead)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll 1
+        for (size_t at = 128 * ((size_t)threadIdx.x * gridDim.x + blockIdx.x); at < ahead.bytes[i];
+             at += 128 * N_THREAD * (size_t)gridDim.x)
+            gpu_prefetch((const uint8_t *)ahead.from[i] + at);
+}
+
 static __global__ void __launch_bounds__(N_THREAD + SPARED(EARLY), 1)
-    linear_few_kernel(const params<single_params> all)
+    linear_few_kernel(const params<few_params> all)
 {
     gpu_let_next();
-    const single_params &a = all.a;
+    const single_params &a = all.a.product;
     DYNAMIC_SHARED(memory);
     SHARED(float[N_WARP], unread);
     const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;
@@ -33,6 +49,7 @@ static __global__ void __launch_bounds__(N_THREAD + SPARED(EARLY), 1)
     for (int i = 0; i < FEW_UNITS; i++)
         if (i < n)
             w[i] = load_unit(at, i);
+    ask_ahead(all.a.ahead);
     if (threadIdx.x < 8)
         ((uint4 *)zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
     const uint32_t sixteen = 16 * gridDim.y; /* grids here are lines */
@@ -88,5 +105,5 @@ const char *linear_few_start(const struct packed_linear *w, const struct op_plac
     const char *why = gpu_why(gpu_allow_shared(linear_few_kernel, bytes));
     return why ? why
                : gpu_why(gpu_launch(linear_few_kernel, (unsigned)grid, N_THREAD, bytes, at->stream,
-                                    params<single_params>{{*w, n_tile / grid, n_tile % grid}}));
+                                    params<few_params>{{{*w, n_tile / grid, n_tile % grid}, at->ahead}}));
 }

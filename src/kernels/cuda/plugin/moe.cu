@@ -13,8 +13,8 @@
  * theirs, which is long past by then. */
 #include <algorithm>
 
+#include "kernels/cuda/plugin/moe_deal.cuh"
 #include "kernels/cuda/plugin/operators.h"
-#include "kernels/cuda/plugin/stream.cuh"
 
 #define N_PHASE     2
 #define MASKS       (MOE_SLOTS_MAX / 32)
@@ -44,6 +44,7 @@ struct routing {
     uint16_t token[MOE_SLOTS_MAX];     /* of these */
     float scale[3][MOE_SLOTS_MAX];     /* of gate, up, down: [pass], read at once and early */
     int warp_sum[N_WARP];
+    int rounds[N_WARP]; /* rounds_find */
 };
 
 struct moe_passes {
@@ -97,10 +98,11 @@ static __device__ __forceinline__ void ask_ahead(const moe_params &a, int warp, 
 
 /* Passes by expert ascending, slots ascending within one; id: this thread's slot's, or -1. mask:
  * [n_expert][MASK_STRIDE], zeros, and first: [n_expert] of shared memory that is free until the end.
- * meanwhile(): what is asked for behind the ids. All threads. */
-template <typename Meanwhile>
+ * meanwhile(): what is asked for behind the ids; known(n_pass): what the passes and their experts are enough
+ * for. All threads. */
+template <typename Meanwhile, typename Known>
 static __device__ __forceinline__ void route(struct routing *r, const struct packed_moe &w, int id,
-                                             uint32_t *mask, int *first, Meanwhile meanwhile)
+                                             uint32_t *mask, int *first, Meanwhile meanwhile, Known known)
 {
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
     const int n_expert = w.n_expert, e = id < n_expert ? id : -1;
@@ -142,6 +144,7 @@ static __device__ __forceinline__ void route(struct routing *r, const struct pac
         }
     }
     __syncthreads();
+    known(r->n_pass);
     if (e >= 0) {
         int rank = __popc(mask[e * MASK_STRIDE + warp] & ((1u << lane) - 1));
 #pragma unroll
@@ -287,6 +290,7 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
     for (int i = threadIdx.x; i < a.w.n_expert * MASK_STRIDE / 4; i += N_THREAD)
         ((uint4 *)mask)[i] = make_uint4(0, 0, 0, 0);
     ask_ahead(a, warp, lane);
+    const struct moe_share share = share_of_block();
     if (a.scratch.early) {
         clear(a, n_slot);
         __syncthreads();
@@ -301,30 +305,40 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
     /* Where a block may have passes of experts that all rows take and of others, it has all rows if they fit:
      * else they would be two rounds. */
     const bool all_rows = a.w.n_shared > 0 && a.w.n_row <= a.phase[0].room;
-    route(&routing, a.w, id, mask, (int *)(mask + a.w.n_expert * MASK_STRIDE), [&]() {
-        if (all_rows)
-            ask_for_x(xs, a.w);
-    });
+    const bool two_rounds = !all_rows && a.phase[0].room < 16; /* two passes' rows */
+    float scale[3] = {};
+    uint32_t apart = 0;
+    route(
+        &routing, a.w, id, mask, (int *)(mask + a.w.n_expert * MASK_STRIDE),
+        [&]() {
+            if (all_rows)
+                ask_for_x(xs, a.w);
+        },
+        [&](int n_pass) {
+            if (threadIdx.x < N_PHASE) {
+                struct phase p = threadIdx.x == 0 ? a.phase[0] : a.phase[1];
+                deal(&p, n_pass);
+                if (threadIdx.x == 0 && all_rows)
+                    p.room = MOE_SLOTS_MAX;
+                phases[threadIdx.x] = p;
+            }
+            if (two_rounds)
+                apart = rounds_find(routing.before, n_pass, a.phase[0].room, routing.rounds);
+            if ((int)threadIdx.x < n_pass) {
+                const int e = routing.expert[threadIdx.x];
+                scale[0] = a.w.gate_scale[e];
+                scale[1] = a.w.up_scale[e];
+                scale[2] = a.w.down_scale[e];
+            }
+        });
+    if (two_rounds) {
+        rounds_deal(&phases[0], routing.n_pass, share, apart, routing.rounds);
+        __syncthreads();
+    }
     if (!a.scratch.early &&
         threadIdx.x == N_THREAD - 1) /* now: behind weights it would wait for all of them */
         cleared(a.scratch.barrier, &met);
     const int n_pass = routing.n_pass;
-    if (threadIdx.x < N_PHASE) {
-        struct phase p = threadIdx.x == 0 ? a.phase[0] : a.phase[1];
-        deal(&p, n_pass);
-        if (threadIdx.x == 0 && all_rows)
-            p.room = MOE_SLOTS_MAX;
-        phases[threadIdx.x] = p;
-    }
-    float scale[3] = {};
-    if ((int)threadIdx.x < n_pass) {
-        const int e = routing.expert[threadIdx.x];
-        scale[0] = a.w.gate_scale[e];
-        scale[1] = a.w.up_scale[e];
-        scale[2] = a.w.down_scale[e];
-    }
-    __syncthreads();
-
     const moe_passes passes = {&routing};
     uint32_t met_before = 0;
     Ring ring = ring_make<Ring>(memory, phases, warp);
@@ -337,12 +351,11 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
         if (lo < phases[f].hi)
             hi = round_end(&phases[f], passes, lo);
         if (lo < hi && !(f == 0 && all_rows)) {
-            const int n_tile = phases[f].n_tile;
-            first_row = routing.before[lo / n_tile];
+            first_row = routing.before[divide(lo, phases[f].by_tile)];
             const uint4 *from = (const uint4 *)(f == 0 ? a.w.x : a.scratch.h);
             const uint16_t *row = (f == 0 ? routing.token : routing.slot) + first_row;
             stage_rows<4>(
-                xs, routing.before[(hi - 1) / n_tile + 1] - first_row, K,
+                xs, routing.before[divide(hi - 1, phases[f].by_tile) + 1] - first_row, K, phases[f].by_unit,
                 [&](int r, int at) { return gpu_load_grid(from + (size_t)row[r] * (K / 8) + at); },
                 [&](uint4 v, int r, int at) {
                     return f == 0 ? v : take_words(v, from + (size_t)row[r] * (K / 8) + at);

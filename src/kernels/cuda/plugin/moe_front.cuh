@@ -21,11 +21,13 @@ struct moe_front {
 };
 
 /* A block's shared memory for it, but the row and what is free until weights are asked for. */
-#define FRONT_EXPERTS 128 /* four threads of the block each */
+#define FRONT_EXPERTS 128
+#define FRONT_SCALES  (FRONT_EXPERTS + 32) /* with those that every row takes */
 struct front_room {
-    uint32_t key[FRONT_EXPERTS];
+    uint32_t key[FRONT_EXPERTS], most, least; /* of the keys */
     float logit[FRONT_EXPERTS], score[FRONT_EXPERTS], weight[32], sums[ROW_ROOM], more_sums[2][32];
-    int32_t expert[32], scored; /* scores are there */
+    float scale[3][FRONT_SCALES]; /* gate's, up's and down's of all experts */
+    int32_t expert[32];
 };
 
 /* ---- the router ------------------------------------------------------------------------------------ */
@@ -103,6 +105,12 @@ template <int FRONT> static __device__ __forceinline__ front_weights front_ask(c
     return w;
 }
 
+/* Logits travel as their keys, which are never zero. */
+static __device__ __forceinline__ void put_key(uint32_t *to, float v)
+{
+    gpu_store_grid(to, sort_key(v));
+}
+
 /* This block's logits to words, of a row that is normed already. All threads. */
 static __device__ __forceinline__ void front_logits(const moe_front &f, const front_weights &asked,
                                                     uint32_t *words, front_room &room)
@@ -121,7 +129,7 @@ static __device__ __forceinline__ void front_logits(const moe_front &f, const fr
         }
         logit = block_sum(logit, room.more_sums[turn]) * scale;
         if (threadIdx.x == 0)
-            put_float(words + e, logit);
+            put_key(words + e, logit);
     }
 }
 
@@ -151,7 +159,7 @@ static __device__ __forceinline__ float front_norm(const moe_front &f, const fro
                              fmaf(w.router.z, v.z * w.norm.z, fmaf(w.router.w, v.w * w.norm.w, sum))));
         });
     if (threadIdx.x == 0 && (int)blockIdx.x < f.router.n_expert)
-        put_float(words + first, logit * by * scale);
+        put_key(words + first, logit * by * scale);
     int turn = 0;
 #pragma unroll 1
     for (int e = blockIdx.x + gridDim.x; FRONT < FRONT_LEAN && e < f.router.n_expert;
@@ -165,32 +173,24 @@ static __device__ __forceinline__ float front_norm(const moe_front &f, const fro
         }
         logit = block_sum(logit, room.more_sums[turn]) * scale; /* whose barrier frees the other sums */
         if (threadIdx.x == 0)
-            put_float(words + e, logit);
+            put_key(words + e, logit);
     }
     row_stage<FRONT == FRONT_SHORT>(a, row, by, asked.norm, xs);
     return by;
 }
 
 /* Whether logits are in the order of scores that are made of them alone: they are numbers, and none is so far
- * below the largest that its score might be no number of its own. key: sort_key of them, 0 beyond n. */
+ * below the largest that its score might be no number of its own. */
 #define FRONT_SPREAD 80.0f /* exp(-80) is a normal number */
-template <int V>
-static __device__ __forceinline__ bool front_in_order(const uint32_t (&key)[V], int n, int lane)
+static __device__ __forceinline__ bool front_in_order(const front_room &room)
 {
-    uint32_t most = 0, least = ~0u;
-#pragma unroll
-    for (int j = 0; j < V; j++) {
-        most = max(most, key[j]);
-        least = lane + 32 * j < n ? min(least, key[j]) : least;
-    }
-    most = warp_largest(most);
-    least = warp_smallest(least);
-    const float largest = sort_number(most), smallest = sort_number(least);
-    return least > 1u && largest - smallest < FRONT_SPREAD; /* false of infinities, too */
+    return room.least > 1u &&
+           sort_number(room.most) - sort_number(room.least) < FRONT_SPREAD; /* false of infinities, too */
 }
 
-/* Scores and keys of room.logit; bias: this lane's, or zeros. Its code is there once, and it takes no
- * parameters of the kernel by reference, which would be copied to the stack. All lanes of a warp. */
+/* Logits of room.key, their scores, and keys of those; bias: this lane's, or zeros. Its code is there once,
+ * and it takes no parameters of the kernel by reference, which would be copied to the stack. All lanes of a
+ * warp. */
 #define FRONT_LANE (FRONT_EXPERTS / 32) /* experts of a lane */
 static_assert(FRONT_LANE == 4, "what a lane adds is a float4");
 static __device__ __noinline__ void front_scores_of(int n_expert, bool sigmoid, bool softmax_topk,
@@ -204,6 +204,10 @@ static __device__ __noinline__ void front_scores_of(int n_expert, bool sigmoid, 
     const float own_bias[FRONT_LANE] = {bias.x, bias.y, bias.z, bias.w};
     float score[FRONT_LANE];
     uint32_t key[FRONT_LANE];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < FRONT_LANE; j++)
+        room.logit[32 * j + lane] = sort_number(room.key[32 * j + lane]);
     __syncwarp();
     route_scores<FRONT_LANE>(r, room.logit, lane, own_bias, score, key);
 #pragma unroll
@@ -220,21 +224,61 @@ static __device__ __forceinline__ void front_scores(const cuda_router &r, front_
     front_scores_of(r.n_expert, r.sigmoid, r.softmax_topk, r.bias, room, bias, lane);
 }
 
+/* The best n by room.key to room.expert, and the largest and the smallest key. A warp counts, for each of
+ * eight experts, those that come before it: a choice at a time would take longer. Of equal keys the first
+ * comes first. A key of an expert that does not exist is 0. All warps, between two barriers. */
+#define FRONT_OWN (FRONT_EXPERTS / N_WARP) /* experts of a warp */
+static_assert(FRONT_OWN == 8, "a warp reads its own keys as two vectors");
+static __device__ __forceinline__ void front_rank(front_room &room, int E, int n, int warp, int lane)
+{
+    const int group = warp / (32 / FRONT_OWN), first = warp * FRONT_OWN; /* its own are of one group of 32 */
+    uint32_t key[FRONT_LANE];                                            /* the group's last */
+#pragma unroll
+    for (int j = 0; j < FRONT_LANE; j++) {
+        const int of = (group + 1 + j) % FRONT_LANE;
+        const uint32_t k = room.key[32 * of + lane];
+        key[j] = k + (of < group && k); /* comes before an equal one */
+    }
+    const uint4 a = *(const uint4 *)(room.key + first), b = *(const uint4 *)(room.key + first + 4);
+    const uint32_t own[FRONT_OWN] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    const uint32_t same = key[FRONT_LANE - 1], before_equal = same + (same > 0);
+    const int from_first = lane - first % 32;
+    uint32_t mine = 0, before = ~0u; /* of a lane that has one of them */
+#pragma unroll
+    for (int i = 0; i < FRONT_OWN; i++) {
+        uint32_t count = count_above(0, from_first < i ? before_equal : same, own[i]);
+#pragma unroll
+        for (int j = 0; j < FRONT_LANE - 1; j++)
+            count = count_above(count, key[j], own[i]);
+        count = warp_total(count);
+        before = lane == i ? count : before;
+        mine = lane == i ? own[i] : mine;
+    }
+    if (lane >= FRONT_OWN || first + lane >= E)
+        return;
+    if ((int)before < n)
+        room.expert[before] = first + lane;
+    if (before == 0)
+        room.most = mine;
+    if ((int)before == E - 1)
+        room.least = mine;
+}
+
 /* All logits as they come, and the choice: a lane of every warp has one of the experts, those that every row
- * takes behind top_k others, then -1. By the whole block: a choice at a time takes longer than to count, for
- * each expert, those that come before it. Where scores are in the order of the logits the choice does not
- * wait for them. */
+ * takes behind top_k others, then -1. Where scores are in the order of the logits the choice does not wait
+ * for them; *scored: they are there. */
 static __device__ __forceinline__ int front_route(const moe_front &f, const uint32_t *words, front_room &room,
-                                                  int warp, int lane)
+                                                  bool *scored, int warp, int lane)
 {
     const cuda_router &r = f.router;
-    const bool real = OP_COUNT(f.count, 1) > 0;
-    const int E = r.n_expert;
+    const int E = r.n_expert,
+              count = f.count ? *f.count : 1; /* comes while logits are waited for, as bias does */
+    float bias[FRONT_LANE] = {};
+    *scored = r.bias != nullptr;
     if (warp == 0) {
         const uint32_t *from[FRONT_LANE];
-        uint32_t v[FRONT_LANE], key[FRONT_LANE];
-        float bias[FRONT_LANE];
-        route_bias<FRONT_LANE>(r, lane, bias); /* comes while logits are waited for */
+        uint32_t v[FRONT_LANE];
+        route_bias<FRONT_LANE>(r, lane, bias);
 #pragma unroll
         for (int j = 0; j < FRONT_LANE; j++) {
             from[j] = words + min(32 * j + lane, E - 1);
@@ -242,59 +286,39 @@ static __device__ __forceinline__ int front_route(const moe_front &f, const uint
         }
         wait_words(v, from);
 #pragma unroll
-        for (int j = 0; j < FRONT_LANE; j++) {
-            const float logit = put_as_float(v[j]);
-            key[j] = 32 * j + lane < E ? sort_key(logit) : 0u;
-            room.logit[32 * j + lane] = logit;
-            room.key[32 * j + lane] = key[j];
-        }
-        const bool ordered = !r.bias && front_in_order(key, E, lane);
-        room.scored = !ordered;
-        if (!ordered)
+        for (int j = 0; j < FRONT_LANE; j++)
+            room.key[32 * j + lane] = 32 * j + lane < E ? v[j] : 0u;
+    }
+#pragma unroll 1
+    for (bool scores = *scored;; scores = true) {
+        if (scores && warp == 0)
             front_scores(r, room, make_float4(bias[0], bias[1], bias[2], bias[3]), lane);
+        __syncthreads();
+        front_rank(room, E, r.top_k, warp, lane);
+        __syncthreads();
+        *scored = scores;
+        if (scores || front_in_order(room))
+            break;
+        __syncthreads();
     }
-    __syncthreads();
-    const int e = threadIdx.x / 4, quarter = threadIdx.x % 4;
-    const uint32_t own = room.key[e];
-    int before = 0;
-    /* Of equal keys the first comes first: those before e count from its own key on, which is more than one
-     * less. The four of which e is one count apart. */
-#pragma unroll
-    for (int i = 0; i < FRONT_EXPERTS; i += 16) {
-        const int at = i + 4 * quarter;
-        const uint4 k = *(const uint4 *)(room.key + at);
-        const uint32_t than = own - (at + 3 < e);
-        before += k.x > than;
-        before += k.y > than;
-        before += k.z > than;
-        before += k.w > than;
-    }
-    if (quarter == e / 4 % 4) {
-        const uint4 k = *(const uint4 *)(room.key + e / 4 * 4);
-        before += k.x == own && e % 4 > 0;
-        before += k.y == own && e % 4 > 1;
-        before += k.z == own && e % 4 > 2;
-    }
-    before += __shfl_xor_sync(ALL_LANES, before, 1);
-    before += __shfl_xor_sync(ALL_LANES, before, 2);
-    if (quarter == 0 && e < E && before < r.top_k) /* no key of those is 0 */
-        room.expert[before] = e;
-    __syncthreads();
-    const bool has = real && lane < r.top_k;
-    const int expert = has                             ? room.expert[lane]
-                       : real && lane < route_width(r) ? r.n_expert + lane - r.top_k
-                                                       : -1;
-    if (has && r.load && warp == 0 && blockIdx.x == 0)
+    const bool real = count > 0, has = real && lane < r.top_k;
+    return has ? room.expert[lane] : real && lane < route_width(r) ? r.n_expert + lane - r.top_k : -1;
+}
+
+/* One block, of a choice: how often each expert is chosen. All lanes. */
+static __device__ __forceinline__ void front_count(const cuda_router &r, int expert, int lane)
+{
+    if (r.load && lane < r.top_k && expert >= 0)
         atomicAdd((unsigned long long *)&r.load[expert], 1ull);
-    return expert;
 }
 
 /* What the chosen experts count, to room.weight, by one warp. It takes as long as the choice, and only sums
  * of down need it. All lanes. */
-static __device__ __forceinline__ void front_weigh(const moe_front &f, front_room &room, int expert, int lane)
+static __device__ __forceinline__ void front_weigh(const moe_front &f, front_room &room, bool scored,
+                                                   int expert, int lane)
 {
     const cuda_router &r = f.router;
-    if (!room.scored)
+    if (!scored)
         front_scores(r, room, make_float4(0.0f, 0.0f, 0.0f, 0.0f), lane); /* and keys that nobody reads */
     const bool has = lane < r.top_k && expert >= 0;
     const float weight = route_weight(r, has ? room.score[expert] : 0.0f, lane);

@@ -17,6 +17,9 @@ struct single_params {
     struct packed_moe w;
     struct exchange exchange; /* logits if there is a front, and h */
     int n_stage;
+    struct divisor blocks, slots;   /* of the grid; of a token's experts */
+    struct divisor hidden, inner;   /* units of a tile of gate and up, and of down */
+    struct divisor neurons, a_tile; /* tiles of gate and up; units of down's tile in all matrices */
     struct moe_front front;
 };
 
@@ -66,17 +69,17 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
     float *row = (float *)(hs + n_used * (2 * I)); /* of a norm */
     front_room &room = *(front_room *)(FRONT >= FRONT_NORM ? row + H : row);
     struct ring ring = ring_make<CHUNK>(rings, memory, a.n_stage, warp, lane);
-    struct phase phase[2];
-    phase[0] = {a.w.gate_up, (int64_t)(I / 8) * (H / 64) * CUDA_UNIT_BYTES, H / 64, 1, I / 8, 0, 0};
-    phase[1] = {a.w.down, (int64_t)(H / 16) * (I / 64) * CUDA_UNIT_BYTES, I / 64, n_used, H / 16, 0, 0};
-    deal(phase[0], n_used * (I / 8));
-    deal(phase[1], H / 16);
-
     front_weights asked = {};
     if (FRONT)
         asked = front_ask<FRONT>(a.front);
     if (FRONT != FRONT_SHORT)
         ask_shared(a.w);
+    float scales[3] = {}; /* of all experts, for they would come late if the chosen ones' were asked for */
+    if (FRONT && (int)threadIdx.x < a.w.n_expert) {
+        scales[0] = a.w.gate_scale[threadIdx.x];
+        scales[1] = a.w.up_scale[threadIdx.x];
+        scales[2] = a.w.down_scale[threadIdx.x];
+    }
     gpu_wait_before();
     const exchange_now now = exchange_look(a.exchange);
     uint32_t *words = now.words;
@@ -85,30 +88,56 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
         by = front_norm<FRONT>(a.front, asked, row, xs, words, room);
     else if (FRONT)
         front_logits(a.front, asked, words, room);
-    struct piece piece = piece_of<CHUNK>(phase, warp, lane); /* while logits come */
-    const int chosen = FRONT ? front_route(a.front, words, room, warp, lane) : -1;
+    /* What is of no expert is worked out while logits come, and not before: a block that begins late, as most
+     * do, has everybody waiting for its own. The compiler does not know that zero is one. */
+    const int zero = FRONT >= FRONT_NORM ? (int)(__float_as_uint(by) & (gridDim.z - 1)) : 0;
+    struct phase phase[2] = {};
+    phase[0].weight = a.w.gate_up;
+    phase[0].matrix_bytes = (int64_t)(I / 8) * (H / 64) * CUDA_UNIT_BYTES;
+    phase[0].n_unit = H / 64, phase[0].n_pass = 1, phase[0].n_tile = I / 8;
+    phase[0].unit = a.hidden, phase[0].tile = a.neurons, phase[0].whole = a.hidden;
+    phase[1].weight = a.w.down;
+    phase[1].matrix_bytes = (int64_t)(H / 16) * (I / 64) * CUDA_UNIT_BYTES;
+    phase[1].n_unit = I / 64, phase[1].n_pass = n_used, phase[1].n_tile = H / 16;
+    phase[1].unit = a.inner, phase[1].pass = a.slots, phase[1].whole = a.a_tile;
+    deal(phase[0], n_used * (I / 8), (int)blockIdx.x + zero, a.blocks);
+    deal(phase[1], H / 16, (int)blockIdx.x + zero, a.blocks);
+    struct piece piece = piece_of<CHUNK>(phase, warp, lane);
+    const uint32_t pieces = __ballot_sync(ALL_LANES, piece.n > 0), first_pieces = (1u << PIECES_MAX) - 1;
+    ring.todo = pieces & first_pieces;
+    const struct ring_plan plan = ring_make_plan<CHUNK>(ring, piece, lane);
+    if (FRONT && (int)threadIdx.x < a.w.n_expert)
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            room.scale[i][threadIdx.x] = scales[i];
+    bool scored = false;
+    const int chosen = FRONT ? front_route(a.front, words, room, &scored, warp, lane) : -1;
     /* A lane knows one of the experts, in every warp. One that is of none here counts as the first, times
      * nothing. */
     const int id = lane < n_used ? FRONT ? chosen : a.w.id[lane] : -1;
     const bool is_here = id >= 0 && id < a.w.n_expert;
     const int expert = is_here ? id : 0;
+    float gate_by = 0.0f, up_by = 0.0f, down_by = 0.0f;
+    if (!FRONT) /* before weights, behind which they would come late */
+        gate_by = a.w.gate_scale[expert], up_by = a.w.up_scale[expert], down_by = a.w.down_scale[expert];
+    /* Down's weights are asked for when the first of gate and up have come: else those of a block that knows
+     * its experts a little later would come behind all of down's, and every block waits for its h. */
+    ring_begin<CHUNK>(ring, plan, expert, phase[0].matrix_bytes, lane);
+    gpu_let_next();
+    piece_choose(phase, piece, expert, lane);
+    ring.todo |= pieces & ~first_pieces;
     float weight = !FRONT && is_here ? a.w.weight[lane] : 0.0f;
+    if (FRONT)
+        gate_by = room.scale[0][expert], up_by = room.scale[1][expert], down_by = room.scale[2][expert];
 #pragma unroll 1
     for (int i = threadIdx.x; FRONT < FRONT_NORM && i < H / 8; i += N_THREAD)
         ((uint4 *)xs)[i] = __ldcg((const uint4 *)a.w.x + i);
-    const float gate_by = a.w.gate_scale[expert], up_by = a.w.up_scale[expert],
-                down_by = a.w.down_scale[expert]; /* not waited for yet */
-    piece_choose(phase, piece, expert, lane);
-    const uint32_t pieces = __ballot_sync(ALL_LANES, piece.n > 0), first_pieces = (1u << PIECES_MAX) - 1;
-    /* Down's weights are asked for when the first of gate and up have come: else those of a block that knows
-     * its experts a little later would come behind all of down's, and every block waits for its h. */
-    ring.todo = pieces & first_pieces;
-    ring_fill<CHUNK>(ring, piece, lane);
-    ring.todo |= pieces & ~first_pieces;
-    gpu_let_next();
     exchange_clear(now);
-    if (FRONT && warp == N_WARP - 1)
-        front_weigh(a.front, room, chosen, lane);
+    if (FRONT && warp == N_WARP - 1) {
+        front_weigh(a.front, room, scored, chosen, lane);
+        if (blockIdx.x == 0)
+            front_count(a.front.router, chosen, lane);
+    }
     if (FRONT < FRONT_NORM) /* else x has been there since the choice */
         __syncthreads();
     const float gate_scale = gate_by * CUDA_SCALE_BACK, up_scale = up_by * CUDA_SCALE_BACK,
@@ -122,6 +151,8 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
         p.n_pass = f ? phase[1].n_pass : phase[0].n_pass;
         p.lo = f ? phase[1].lo : phase[0].lo;
         p.hi = f ? phase[1].hi : phase[0].hi;
+        p.whole.by = f ? phase[1].whole.by : phase[0].whole.by;
+        const struct course course = course_of<CHUNK>(p, warp, lane);
         if (f) {
             ring_fill<CHUNK>(ring, piece, lane); /* a warp may have had none of gate and up */
             take_rows(hs, (const uint4 *)(words + n_logit), (n_word - n_logit) / 4);
@@ -134,7 +165,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
                 exchange_pass(a.exchange, now, n_word);
         }
         run_phase<CHUNK>(
-            p, piece, f ? pieces & ~first_pieces : pieces & first_pieces, ring, part, warp, lane,
+            course, piece, f ? pieces & ~first_pieces : pieces & first_pieces, ring, part, warp, lane,
             [&](int slot) { return f ? hs + slot * (2 * I) : xs; },
             [&](int slot, struct sums c) {
                 if (f == 0)
@@ -144,9 +175,8 @@ static __global__ void __launch_bounds__(N_THREAD, 1) single_kernel(const params
                 const bool counts = __shfl_sync(ALL_LANES, here, slot);
                 return counts ? sums{w * (c.low * s), w * (c.high * s)} : sums{0.0f, 0.0f};
             },
-            [&](int tile, struct sums c) {
+            [&](int tile, int slot, struct sums c) {
                 if (f == 0) {
-                    const int slot = tile / (I / 8);
                     const float gate = c.low * __shfl_sync(ALL_LANES, gate_scale, slot),
                                 up = c.high * __shfl_sync(ALL_LANES, up_scale, slot);
                     put_h(words + n_logit, tile, swiglu(gate, up), lane);
@@ -195,7 +225,7 @@ static bool takes(const struct packed_moe *w, int front, const struct gpu_limits
     return w->n_row == 1 && !w->each && w->n_used >= 1 && w->n_used <= USED_MAX && w->n_expert >= 1 &&
            w->hidden >= 64 && w->hidden % 64 == 0 && w->inner >= 64 && w->inner % 64 == 0 &&
            (size_t)w->n_used * (size_t)w->inner / 2 + CUDA_EXPERTS_MAX <= OP_SINGLE_WORDS &&
-           few_pieces(w->n_used * w->inner / 8, 1, limits->n_sm) &&
+           (!front || w->n_expert <= FRONT_SCALES) && few_pieces(w->n_used * w->inner / 8, 1, limits->n_sm) &&
            few_pieces(w->hidden / 16, w->n_used, limits->n_sm) &&
            (front || fills(w->hidden / 16, limits->n_sm)) && stages(w, front, limits) > 0;
 }
@@ -218,6 +248,12 @@ template <int FRONT> static const char *start(single_params *a, const struct op_
     const size_t bytes =
         (size_t)(N_WARP * a->n_stage * CHUNK_OF(FRONT)) * CUDA_UNIT_BYTES + room_bytes(w, FRONT);
     const int grid = grid_of(w, at->limits);
+    a->blocks = divisor_of(grid);
+    a->hidden = divisor_of(w->hidden / 64);
+    a->inner = divisor_of(w->inner / 64);
+    a->slots = divisor_of(w->n_used);
+    a->neurons = divisor_of(w->inner / 8);
+    a->a_tile = divisor_of(w->n_used * (w->inner / 64));
     const char *why = gpu_why(gpu_allow_shared(single_kernel<FRONT>, bytes));
     return why ? why
                : gpu_why(gpu_launch_meeting(at->alone, single_kernel<FRONT>, (unsigned)grid, N_THREAD, bytes,

@@ -15,6 +15,12 @@
 #define OP_SINGLE_WORDS   16384
 #define OP_ARRIVED_WORDS  (OP_SINGLE_H + 2 * OP_SINGLE_WORDS)
 
+/* Weights that the kernel behind one needs first: they may be on their way to the L2 while that one waits. */
+struct op_ahead {
+    const void *from[2];
+    size_t bytes[2];
+};
+
 /* Where they run. */
 struct gpu_peers;
 struct lt;
@@ -27,6 +33,7 @@ struct op_place {
     const struct gpu_peers *peers; /* peers.h; NULL: there are none */
     struct lt *lt;                 /* cublaslt.h; NULL: it was not asked for */
     bool alone;                    /* gpu_launch_meeting */
+    struct op_ahead ahead;         /* zeros: nothing; a kernel of one row may ask for it */
 };
 
 const char *embed_start(const struct cuda_op *op, const struct op_place *at);

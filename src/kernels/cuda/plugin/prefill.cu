@@ -62,14 +62,17 @@ static const char *launch(const struct packed_moe *m, prefill_experts p, const s
                                   F::SMEM, stream, p));
 }
 
-/* Many tokens an expert: the widest tiles. Few: two blocks an SM, so that one decodes while the other's
- * products run, and its sums leave behind the other's loads; of very few, in finer steps. */
+/* Many tokens an expert: the widest tiles. Fewer: three groups, whose tiles of 384 rows fetch their tokens
+ * less often than those of 256. Few: two blocks an SM, so that one decodes while the other's products run,
+ * and its sums leave behind the other's loads; of very few, in finer steps. */
 typedef prefill_experts_form<prefill_form<2, 1, 1, 2, 2, PREFILL_N_MAX, 7>> wide;
+typedef prefill_experts_form<prefill_form<3, 1, 1, 2, 1, PREFILL_N_MIDDLE, 7>> middle;
 typedef prefill_experts_form<prefill_form<2, 2, 1, 2, 1, PREFILL_N_NARROW, 6>> narrow;
 typedef prefill_experts_form<prefill_form<2, 2, 1, 2, 1, PREFILL_N_SLIM, 7>> slim;
 
-/* Tokens an expert on average, but for those that all take, up to which narrow and slim tiles were faster on
+/* Tokens an expert on average, but for those that all take, up to which these tiles were faster on
  * an H200 (docs/SPEED.md): beyond, many experts have more than one tile of them. */
+#define MIDDLE_TOKENS 72
 #define NARROW_TOKENS 40
 #define SLIM_TOKENS   20
 
@@ -79,6 +82,7 @@ static int most_tokens(const struct packed_moe *m)
     const int pairs = m->n_row * (m->n_used - m->n_shared), n_expert = m->n_expert - m->n_shared;
     return pairs <= SLIM_TOKENS * n_expert     ? PREFILL_N_SLIM
            : pairs <= NARROW_TOKENS * n_expert ? PREFILL_N_NARROW
+           : pairs <= MIDDLE_TOKENS * n_expert ? PREFILL_N_MIDDLE
                                                : PREFILL_N_MAX;
 }
 
@@ -112,6 +116,8 @@ static const char *products(const struct packed_moe *m, const prefill_scratch &s
         return launch<slim>(m, p, limits, stream);
     case PREFILL_N_NARROW:
         return launch<narrow>(m, p, limits, stream);
+    case PREFILL_N_MIDDLE:
+        return launch<middle>(m, p, limits, stream);
     default:
         return launch<wide>(m, p, limits, stream);
     }

@@ -236,11 +236,21 @@ template <typename F> static const char *start(const bf16_params &p, const struc
     return why ? why : gpu_why(gpu_launch(bf16_kernel<F>, grid, THREADS, F::SMEM, at->stream, p));
 }
 
+/* How long tiles for up to 64 rows take, in rows of W and of x, which each tile reads again. */
+template <typename F> static int turns(const bf16_params &p, int n_sm)
+{
+    const int tiles = (p.part.n_out + F::W_ROWS - 1) / F::W_ROWS;
+    return (tiles + n_sm - 1) / n_sm * (F::W_ROWS + F::N);
+}
+
 const char *prefill_bf16_start(const struct dense *d, const struct op_place *at)
 {
     typedef bf16_form<2, 1, 128, 4> large;
     typedef bf16_form<1, 1, 128, 6> middle;
     typedef bf16_form<2, 1, 64, 5> tall;
+    typedef bf16_form<3, 1, 64, 4> taller;
+    typedef bf16_form<2, 1, 32, 6> tall_few;
+    typedef bf16_form<3, 1, 32, 4> taller_few;
     typedef bf16_form<1, 2, 64, 6> small;
     const char *why = nullptr;
     for (int i = 0; i < d->n_part && !why; i++) {
@@ -248,7 +258,11 @@ const char *prefill_bf16_start(const struct dense *d, const struct op_place *at)
         /* The largest tiles of which there is one for each SM. */
         const int high = (p.part.n_out + large::W_ROWS - 1) / large::W_ROWS, n_sm = at->limits->n_sm;
         if (p.n_row <= 64)
-            why = high >= n_sm || p.K % 128 ? start<tall>(p, at) : start<small>(p, at);
+            why = high < n_sm && p.K % 128 == 0 ? start<small>(p, at)
+                  : p.n_row > 32 ? (turns<tall>(p, n_sm) <= turns<taller>(p, n_sm) ? start<tall>(p, at)
+                                                                                   : start<taller>(p, at))
+                  : turns<tall_few>(p, n_sm) <= turns<taller_few>(p, n_sm) ? start<tall_few>(p, at)
+                                                                           : start<taller_few>(p, at);
         else
             why = high * ((p.n_row + 127) / 128) >= n_sm ? start<large>(p, at) : start<middle>(p, at);
     }

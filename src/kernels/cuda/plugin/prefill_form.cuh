@@ -8,6 +8,7 @@
 #include "kernels/cuda/plugin/internal.h"
 
 #define PREFILL_N_MAX    128 /* tokens of a tile, in the widest form */
+#define PREFILL_N_MIDDLE 96
 #define PREFILL_N_NARROW 48
 #define PREFILL_N_SLIM   32
 #define PREFILL_COPIERS  96 /* threads that copy tokens, 16 bytes each at a time */
@@ -32,8 +33,8 @@ struct prefill_form {
     static constexpr int X_AHEAD = STAGES > 5 ? 3 : STAGES - 2; /* stages whose tokens are on their way */
     static constexpr int PANEL_BYTES = N_MAX * 128,
                          STAGE_BYTES = (W_BYTES + DEPTH * PANEL_BYTES + 1023) / 1024 * 1024;
-    /* Widths of tiles are multiples of it: of more of them ptxas finds registers for narrow tiles only. */
-    static constexpr int STEP = N_MAX <= PREFILL_N_SLIM ? 8 : 16;
+    /* A bit N / 8 for each N of the instructions that it has, up to N_MAX, which is one. */
+    static constexpr uint32_t WIDTHS = N_MAX <= PREFILL_N_SLIM ? 0x1e : 0x15554;
     static constexpr int LAUNCHED = 65536 / BLOCKS / THREADS / 8 * 8; /* registers of a thread */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 && BLOCKS == 1 ? 40 : 32;
     static constexpr int CONSUMER_REGISTERS = (LAUNCHED * (GROUPS + 1) - PRODUCER_REGISTERS) / GROUPS / 8 * 8;
@@ -42,10 +43,10 @@ struct prefill_form {
 };
 
 /* CASE(N) for the N of the instructions that is `width`, of those that the form has. */
-#define PREFILL_WIDTH(F, N, CASE)                          \
-    case N:                                                \
-        if constexpr (N <= F::N_MAX && (N) % F::STEP == 0) \
-            CASE(N);                                       \
+#define PREFILL_WIDTH(F, N, CASE)                                  \
+    case N:                                                        \
+        if constexpr (N <= F::N_MAX && (F::WIDTHS >> (N) / 8 & 1)) \
+            CASE(N);                                               \
         break;
 #define PREFILL_WIDTHS(F, width, CASE) \
     switch (width) {                   \
@@ -53,8 +54,11 @@ struct prefill_form {
         PREFILL_WIDTH(F, 16, CASE)     \
         PREFILL_WIDTH(F, 24, CASE)     \
         PREFILL_WIDTH(F, 32, CASE)     \
+        PREFILL_WIDTH(F, 40, CASE)     \
         PREFILL_WIDTH(F, 48, CASE)     \
+        PREFILL_WIDTH(F, 56, CASE)     \
         PREFILL_WIDTH(F, 64, CASE)     \
+        PREFILL_WIDTH(F, 72, CASE)     \
         PREFILL_WIDTH(F, 80, CASE)     \
         PREFILL_WIDTH(F, 96, CASE)     \
         PREFILL_WIDTH(F, 112, CASE)    \
@@ -64,7 +68,10 @@ struct prefill_form {
 /* N of the instructions for a tile of n tokens. */
 template <typename F> static __device__ __forceinline__ int tile_width(int n)
 {
-    return (n + F::STEP - 1) & ~(F::STEP - 1);
+    int width = (n + 7) & ~7;
+    while (!(F::WIDTHS >> width / 8 & 1))
+        width += 8;
+    return width;
 }
 
 #endif

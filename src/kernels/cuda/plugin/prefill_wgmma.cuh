@@ -15,8 +15,11 @@ template <int N> struct wgmma;
 #define WGMMA_TEXT_12 WGMMA_TEXT_8 ", " "%8, %9, %10, %11"
 #define WGMMA_TEXT_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_TEXT_16 WGMMA_TEXT_8 ", " "%8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_TEXT_20 WGMMA_TEXT_16 ", " "%16, %17, %18, %19"
 #define WGMMA_TEXT_24 WGMMA_TEXT_16 ", " "%16, %17, %18, %19, %20, %21, %22, %23"
+#define WGMMA_TEXT_28 WGMMA_TEXT_24 ", " "%24, %25, %26, %27"
 #define WGMMA_TEXT_32 WGMMA_TEXT_24 ", " "%24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_TEXT_36 WGMMA_TEXT_32 ", " "%32, %33, %34, %35"
 #define WGMMA_TEXT_40 WGMMA_TEXT_32 ", " "%32, %33, %34, %35, %36, %37, %38, %39"
 #define WGMMA_TEXT_48 WGMMA_TEXT_40 ", " "%40, %41, %42, %43, %44, %45, %46, %47"
 #define WGMMA_TEXT_56 WGMMA_TEXT_48 ", " "%48, %49, %50, %51, %52, %53, %54, %55"
@@ -25,8 +28,11 @@ template <int N> struct wgmma;
 #define WGMMA_SUMS_12 WGMMA_SUMS_8, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
 #define WGMMA_SUMS_8 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 #define WGMMA_SUMS_16 WGMMA_SUMS_8, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+#define WGMMA_SUMS_20 WGMMA_SUMS_16, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
 #define WGMMA_SUMS_24 WGMMA_SUMS_16, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+#define WGMMA_SUMS_28 WGMMA_SUMS_24, "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
 #define WGMMA_SUMS_32 WGMMA_SUMS_24, "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define WGMMA_SUMS_36 WGMMA_SUMS_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
 #define WGMMA_SUMS_40 WGMMA_SUMS_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
 #define WGMMA_SUMS_48 WGMMA_SUMS_40, "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
 #define WGMMA_SUMS_56 WGMMA_SUMS_48, "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
@@ -56,8 +62,11 @@ WGMMA(8, 4, 4, 5, 6, 7, 8, 9)
 WGMMA(16, 8, 8, 9, 10, 11, 12, 13)
 WGMMA(24, 12, 12, 13, 14, 15, 16, 17)
 WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
+WGMMA(40, 20, 20, 21, 22, 23, 24, 25)
 WGMMA(48, 24, 24, 25, 26, 27, 28, 29)
+WGMMA(56, 28, 28, 29, 30, 31, 32, 33)
 WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
+WGMMA(72, 36, 36, 37, 38, 39, 40, 41)
 WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
 WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
 WGMMA(112, 56, 56, 57, 58, 59, 60, 61)

@@ -39,6 +39,11 @@ struct alignas(16) prefill_piece {
  * pieces, and bells: full and empty of each stage, and of each piece. */
 template <typename BASE> struct prefill_experts_form : BASE {
     static constexpr bool ONCE = BASE::BLOCKS > 1; /* few tokens: most experts have one tile */
+    /* Beside multiples of 16 what tiles often have: 40; 56 and 72, and not 16. Of more ptxas finds no
+     * registers (C7512). */
+    static constexpr uint32_t WIDTHS = BASE::N_MAX == PREFILL_N_NARROW   ? 0x74
+                                       : BASE::N_MAX == PREFILL_N_MIDDLE ? 0x17d0
+                                                                         : BASE::WIDTHS;
     static constexpr int BUFFERS = BASE::GROUPS;
     static constexpr int BUFFER_AT = BASE::STAGES * BASE::STAGE_BYTES;
     static constexpr int PIECES_AT = BUFFER_AT + BUFFERS * BASE::PANEL_BYTES;

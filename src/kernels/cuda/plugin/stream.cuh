@@ -29,6 +29,23 @@ static inline size_t head_bytes(int nt)
     return (size_t)N_WARP * 4 * (size_t)nt * 32 * sizeof(float);
 }
 
+/* ---- divisions ------------------------------------------------------------------------------------- */
+
+/* Division by a number that the host knows: a multiplication in place of some twenty instructions that wait
+ * for each other. Right where v * by is below 2^32. */
+struct divisor {
+    int by;
+    uint32_t part; /* 2^32 / by, rounded up; not of 1, which would not fit */
+};
+static inline struct divisor divisor_of(int by)
+{
+    return {by, by > 1 ? (uint32_t)(((1ull << 32) + (unsigned)by - 1) / (unsigned)by) : 0u};
+}
+__device__ __forceinline__ int divide(int v, const struct divisor &d)
+{
+    return d.by == 1 ? v : (int)(((uint64_t)(uint32_t)v * d.part) >> 32);
+}
+
 /* ---- rows of x in shared memory -------------------------------------------------------------------- */
 
 /* 16 bytes beyond a row keep the lanes' loads in different banks. */
@@ -37,13 +54,14 @@ __host__ __device__ __forceinline__ uint32_t x_stride(int K)
     return 2u * (uint32_t)K + 16u;
 }
 
-/* Rows of K: eights load(r, at), so many of them asked for at once, which ready(v, r, at) finishes. All
- * threads. */
+/* Rows of K: eights load(r, at), so many of them asked for at once, which ready(v, r, at) finishes. by_unit:
+ * a row's units of 64. All threads. */
 template <int TOGETHER, typename Load, typename Ready>
-__device__ __forceinline__ void stage_rows(uint8_t *xs, int n_row, int K, Load load, Ready ready)
+__device__ __forceinline__ void stage_rows(uint8_t *xs, int n_row, int K, const struct divisor &by_unit,
+                                           Load load, Ready ready)
 {
-    const int each = K / 8, rows_on = N_THREAD / each, on = N_THREAD - rows_on * each;
-    int r = (int)threadIdx.x / each, at = (int)threadIdx.x - r * each;
+    const int each = K / 8, rows_on = divide(N_THREAD / 8, by_unit), on = N_THREAD - rows_on * each;
+    int r = divide((int)threadIdx.x / 8, by_unit), at = (int)threadIdx.x - r * each;
 #pragma unroll 1
     while (r < n_row) {
         uint4 v[TOGETHER];
@@ -74,6 +92,7 @@ struct phase {
     int n_tile, n_unit;   /* tiles of a matrix, units of a tile */
     int lo, hi;           /* this CTA's, of n_pass * n_tile tiles */
     int room;             /* rows of x that fit */
+    struct divisor by_tile, by_unit;
 };
 
 /* A matrix of n_row x K, with so many bytes for rows of x. */
@@ -86,7 +105,9 @@ static inline struct phase phase_of(const uint8_t *weight, int n_row, int K, siz
             n_unit,
             0,
             0,
-            (int)(x_bytes / x_stride(K))};
+            (int)(x_bytes / x_stride(K)),
+            divisor_of(n_tile),
+            divisor_of(n_unit)};
 }
 
 __device__ __forceinline__ void deal(struct phase *p, int n_pass)
@@ -102,7 +123,7 @@ __device__ __forceinline__ void deal(struct phase *p, int n_pass)
 template <typename Passes>
 __device__ __forceinline__ int round_end(const struct phase *p, const Passes &passes, int lo)
 {
-    const int pass = lo / p->n_tile, before = passes.rows_before(pass);
+    const int pass = divide(lo, p->by_tile), before = passes.rows_before(pass);
     int end = (pass + 1) * p->n_tile;
 #pragma unroll 1
     for (int next = pass + 1; end < p->hi && passes.rows_before(next + 1) - before <= p->room; next++)
@@ -188,7 +209,7 @@ __device__ __forceinline__ bool ring_next(Ring &r, const struct phase *phase, in
         r.end = warp_units(&phase[r.phase], r.hi - r.lo, warp + 1);
     }
     const struct phase *p = &phase[r.phase];
-    const int tile = r.lo + r.at / p->n_unit, pass = tile / p->n_tile;
+    const int tile = r.lo + divide(r.at, p->by_unit), pass = divide(tile, p->by_tile);
     const int pass_end = ((pass + 1) * p->n_tile - r.lo) * p->n_unit;
     r.left = min(r.end, pass_end) - r.at;
     r.from = p->weight + passes.matrix(pass) * p->matrix_bytes +
@@ -253,7 +274,8 @@ __device__ __forceinline__ void run_round(const struct phase *phase, int n_phase
     const int S = p->n_unit, n_tile = p->n_tile, end = warp_units(p, hi - lo, warp + 1);
     const uint32_t x_step = 8u * x_stride(64 * S);
     const int first = warp_units(p, hi - lo, warp);
-    int at = first, tile = lo + first / S, rest = S - (first - (tile - lo) * S), first_tile = 0;
+    int at = first, tile = lo + divide(first, p->by_unit), rest = S - (first - (tile - lo) * S),
+        first_tile = 0;
     To to = {};
     bool whole = rest == S;   /* this warp has the present tile from its first unit on */
     float c[NT][4], d[NT][4]; /* two sums: products of one wait for each other */
@@ -262,7 +284,7 @@ __device__ __forceinline__ void run_round(const struct phase *phase, int n_phase
     clear<NT>(d);
 #pragma unroll 1
     while (at < end) { /* a run */
-        const int pass = tile / n_tile, run_end = min(end, ((pass + 1) * n_tile - lo) * S);
+        const int pass = divide(tile, p->by_tile), run_end = min(end, ((pass + 1) * n_tile - lo) * S);
         first_tile = pass * n_tile;
         to = to_of(pass);
         const uint8_t *row = x_of(pass) + (uint32_t)(lane & 3) * 32u, *x = row + 128 * (S - rest);

@@ -196,7 +196,7 @@ static bool check_op(struct cuda_gpu *g, const struct cuda_op *op)
         return true;
     /* memory that nobody looks at: a place for the scratch's parts to be counted from */
     uint8_t *scratch = (uint8_t *)g->barrier;
-    const struct op_place at = {&g->limits, scratch, 0, g->barrier, g->stream, g->peers, g->lt, false};
+    const struct op_place at = {&g->limits, scratch, 0, g->barrier, g->stream, g->peers, g->lt, false, {}};
     gpu_only_check = true;
     const char *why = op_table[op->kind](op, &at);
     gpu_only_check = false;
@@ -238,7 +238,7 @@ bool gpu_start_on(struct cuda_gpu *g, const struct cuda_op *op, const struct gpu
         return gpu_fail(g, "run", "more scratch memory than was reserved");
     const bool alone = is_alone(g) && limits->n_sm == g->limits.n_sm; /* else the side has the other SMs */
     const struct op_place at = {
-        limits, (uint8_t *)g->scratch, g->scratch_bytes, g->barrier, stream, g->peers, g->lt, alone};
+        limits, (uint8_t *)g->scratch, g->scratch_bytes, g->barrier, stream, g->peers, g->lt, alone, {}};
     const char *why = op_table[op->kind](op, &at);
     return !why || gpu_fail(g, "launch", why);
 }
@@ -259,11 +259,24 @@ static int start_chosen(struct cuda_gpu *g, const struct cuda_op *op, int i, con
     return !why || gpu_fail(g, "launch", why) ? 1 : -1;
 }
 
+/* Behind a product of one row in front of norm, router and experts in one launch, which begin with them. */
+static struct op_ahead ahead_of(const struct cuda_op *op, int n_op)
+{
+    if (n_op < 4 || op[0].kind != CUDA_OP_LINEAR || op[1].kind != CUDA_OP_ADD_NORM ||
+        op[2].kind != CUDA_OP_ROUTER || op[3].kind != CUDA_OP_MOE || op[0].n_row != 1 || op[0].back ||
+        op[0].as.linear.part[0].w.type != CUDA_NVFP4_PACKED)
+        return {};
+    const struct cuda_router *r = &op[2].as.router;
+    const size_t n = (size_t)r->n_expert * (size_t)r->K;
+    return {{r->w.data, op[1].as.add_norm.weight},
+            {n * (r->w.type == CUDA_F32 ? 4 : 2), (size_t)op[1].as.add_norm.n * sizeof(float)}};
+}
+
 int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *all, int i, int all_op)
 {
     const struct op_place at = {
-        &g->limits, (uint8_t *)g->scratch, g->scratch_bytes, g->barrier, g->stream, g->peers, g->lt,
-        is_alone(g)};
+        &g->limits,  (uint8_t *)g->scratch,        g->scratch_bytes, g->barrier, g->stream, g->peers, g->lt,
+        is_alone(g), ahead_of(all + i, all_op - i)};
     const struct cuda_op *op = all + i;
     const int n_op = all_op - i;
     if (attention_joined_takes(op, n_op) && attention_scratch(&op[1]) <= g->scratch_bytes) {
@@ -272,6 +285,11 @@ int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *all, int i, int a
     }
     if (op[0].kind == CUDA_OP_MOE)
         return start_chosen(g, all, i, &at);
+    size_t bytes;
+    if (at.ahead.bytes[0] > 0 && scratch_of(g, op, &bytes) && bytes <= g->scratch_bytes) {
+        const char *why = linear_op_start(op, &at);
+        return !why || gpu_fail(g, "launch", why) ? 1 : -1;
+    }
     const int last = op[0].kind == CUDA_OP_ROUTER ? 1 : 2;
     if (n_op <= last || op[last].kind != CUDA_OP_MOE)
         return 0;

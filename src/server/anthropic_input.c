@@ -121,7 +121,7 @@ static enum nyb_code take_text(struct turn *t, const json_t *block, size_t k)
 static enum nyb_code take_thinking(struct turn *t, const json_t *block, size_t k)
 {
     const json_t *text = json_object_get(block, "thinking");
-    if (!json_is_string(text))
+    if (!params_is_string(text))
         return wrong_block(t, k, "has no thinking");
     buf_add(&t->thinking, json_string_value(text), json_string_length(text));
     return NYB_OK;

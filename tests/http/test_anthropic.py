@@ -242,6 +242,7 @@ class Messages(unittest.TestCase):
             (user({"type": "tool_result", "tool_use_id": "x", "content": 5}), "a string or a list of blocks"),
             ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "x"}]}]}, "without id, name or input"),
             ({"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, "has no thinking"),
+            ({"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": 10**30}]}]}, "has no thinking"),
             ({"system": 5}, "(parameter=system"), ({"system": [{"type": "image"}]}, "system[0] must be of type text"),
             ({"tools": 5}, "(parameter=tools"), ({"tools": [{"type": "web_search_20250305", "name": "s"}]}, "the server calls nobody"),
             ({"tools": [{"name": "x", "input_schema": 5}]}, "(parameter=tools"), ({"tools": [{}]}, "tools[0] has no name"),

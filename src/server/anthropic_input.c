@@ -121,7 +121,7 @@ static enum nyb_code take_text(struct turn *t, const json_t *block, size_t k)
 static enum nyb_code take_thinking(struct turn *t, const json_t *block, size_t k)
 {
     const json_t *text = json_object_get(block, "thinking");
-    if (!json_is_string(text))
+    if (!params_is_string(text))
         return wrong_block(t, k, "has no thinking");
     buf_add(&t->thinking, json_string_value(text), json_string_length(text));
     return NYB_OK;
@@ -295,6 +295,8 @@ static enum nyb_code read_tools(const json_t *asked, json_t *chat, struct nyb_er
                 "tools[%zu] is of type \"%.40s\", and there are only the client's own here: the server calls "
                 "nobody. (parameter=tools)",
                 i, type);
+        if (!params_is_string(json_object_get(tool, "name")))
+            return err_at(err, NYB_E_ARG, "tools", -1, "tools[%zu] has no name. (parameter=tools)", i);
         json_array_append_new(list, function_of(tool));
     }
     return NYB_OK;
@@ -409,8 +411,9 @@ void anthropic_rename_fault(struct nyb_err *err)
 {
     static const struct rename table[] = {{"messages", "messages"},
                                           {"stop", "stop_sequences"},
-                                          {"response_format", "output_config"},
-                                          {"reasoning_effort", "output_config"},
-                                          {"reasoning_max_tokens", "thinking"}};
+                                          {"continue_final_message", "messages"},
+                                          {"response_format", "output_config.format"},
+                                          {"reasoning_effort", "output_config.effort"},
+                                          {"reasoning_max_tokens", "thinking.budget_tokens"}};
     rename_fault(err, table, COUNT_OF(table), "messages");
 }

@@ -14,7 +14,13 @@ static const struct rename names[] = {{"max_tokens", "max_new_tokens"},
                                       {"include_stop_str_in_output", "no_stop_trim"},
                                       {"prompt_logprobs", "top_logprobs_num"},
                                       {"logprobs", "top_logprobs_num"},
-                                      {"prompt", "text"}};
+                                      {"prompt", "text"},
+                                      {"request_id", "rid"}};
+
+/* Of completions, but no sampling parameters: the request itself says them. */
+static const char *const not_sampling[] = {
+    "prompt",          "stream", "stream_options",   "logprobs",   "echo",
+    "prompt_logprobs", "model",  "return_token_ids", "request_id", "rid"};
 
 static json_t *of(const json_t *asked, const char *name)
 {
@@ -60,6 +66,14 @@ static enum nyb_code read_prompt(const json_t *asked, json_t *body, struct sglan
     return NYB_OK;
 }
 
+static bool is_sampling(const char *name)
+{
+    for (size_t i = 0; i < COUNT_OF(not_sampling); i++)
+        if (!strcmp(name, not_sampling[i]))
+            return false;
+    return true;
+}
+
 static enum nyb_code read_sampling(const json_t *asked, json_t *body, struct sglang *how, struct nyb_err *err)
 {
     json_t *sampling = of(asked, "sampling_params"), *value;
@@ -73,7 +87,7 @@ static enum nyb_code read_sampling(const json_t *asked, json_t *body, struct sgl
         const char *name = key;
         for (size_t i = 0; i < 4; i++) /* the rest are not among the sampling parameters */
             name = strcmp(key, names[i].asked) ? name : names[i].chat;
-        if (!json_is_null(value))
+        if (!json_is_null(value) && is_sampling(name))
             json_object_set(body, name, value);
     }
     TRY(params_int(body, "n", &n, err));

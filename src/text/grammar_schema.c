@@ -6,30 +6,14 @@
 #include "base/mem.h"
 
 /* What says nothing about the value. */
+/* clang-format off */
 static const char *const annotations[] = {
-    "title",
-    "description",
-    "default",
-    "examples",
-    "example",
-    "$schema",
-    "$id",
-    "$comment",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-    "$defs",
-    "definitions",
-    "id",
-    "$anchor",
-    "strict",
-    "discriminator",
-    "contentMediaType",
-    "contentEncoding",
-    "externalDocs",
-    "xml",
-    "contentSchema",
+    "title", "description", "default", "examples", "example", "$schema",
+    "$id", "$comment", "deprecated", "readOnly", "writeOnly", "$defs",
+    "definitions", "id", "$anchor", "strict", "discriminator", "contentMediaType",
+    "contentEncoding", "externalDocs", "xml", "contentSchema",
 };
+/* clang-format on */
 
 /* What is understood, and the types that it is about. */
 static const struct {

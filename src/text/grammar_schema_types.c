@@ -5,8 +5,9 @@
 #include "base/mem.h"
 #include "text/grammar_schema.h"
 
-#define INT_END    999999999999999999 /* of GRAMMAR_DIGITS_MAX digits: bounds beyond are cut to it */
+#define INT_END    999999999999999999 /* of GRAMMAR_DIGITS_MAX digits: what is made ends there */
 #define FRACTION   16                 /* digits behind the point of a number with bounds */
+#define EXACT      15                 /* digits of numbers that doubles tell from one another */
 #define DECIMALS   9                  /* of a bound */
 #define WHOLE_END  9007199254740992.0 /* doubles below hold every whole number */
 #define PREFIX_MAX 256                /* schemas of prefixItems */
@@ -112,15 +113,17 @@ static int decimals_of(double x)
     return x == floor(x) ? 0 : -1;
 }
 
-/* x in these units, cut to what fits. */
+/* x in these units; what does not fit is cut to the first number that is never made. Rounded in its own
+ * digits, in which a double has it exactly. */
 static int64_t in_units(const json_t *v, int decimals)
 {
-    double x = json_number_value(v), unit = (double)power(decimals);
-    if (fabs(x) * unit > (double)INT_END)
-        return x < 0 ? -INT_END : INT_END;
+    double x = json_number_value(v);
+    int own = decimals_of(x);
+    if (fabs(x) * (double)power(decimals) > (double)INT_END)
+        return x < 0 ? -INT_END - 1 : INT_END + 1;
     if (json_is_integer(v))
         return (int64_t)json_integer_value(v) * power(decimals);
-    return (int64_t)round(x * unit);
+    return (int64_t)round(x * (double)power(own)) * power(decimals - own);
 }
 
 static const struct {
@@ -191,16 +194,35 @@ static uint32_t numbers_of(struct schema *s, const struct bounds *b, int decimal
                                  floor_of(b->hi - b->hi_open, unit), decimals);
 }
 
+static int whole_digits(int64_t n, int decimals)
+{
+    int k = 0;
+    for (n = (n < 0 ? -n : n) / power(decimals); n > 0; n /= 10)
+        k++;
+    return k;
+}
+
+/* Digits behind the point so few that a reader's double is never that of a bound that must not be met. */
+static int most_digits(const struct bounds *b)
+{
+    int lo = b->lo_open ? whole_digits(b->lo, b->decimals) : 0;
+    int hi = b->hi_open ? whole_digits(b->hi, b->decimals) : 0;
+    return b->lo_open || b->hi_open ? EXACT - (lo > hi ? lo : hi) : FRACTION;
+}
+
 /* Those with as many digits as the bounds have or fewer, and those with more: they lie between two neighbours
  * of the former, and do not end in 0. */
 static uint32_t bounded_number(struct schema *s, const struct bounds *b)
 {
     struct grammar_ast *g = s->j->g;
+    int most = most_digits(b);
     uint32_t node = grammar_cat(g, numbers_of(s, b, 0), grammar_maybe(g, grammar_text(g, ".0")));
-    for (int k = 1; k <= b->decimals; k++)
+    for (int k = 1; k <= b->decimals && k <= most; k++)
         node = grammar_alt(g, node, numbers_of(s, b, k));
+    if (b->decimals >= most)
+        return node;
     uint32_t more =
-        grammar_cat(g, grammar_times(g, grammar_range(g, '0', '9'), 0, FRACTION - 1 - (uint32_t)b->decimals),
+        grammar_cat(g, grammar_times(g, grammar_range(g, '0', '9'), 0, (uint32_t)(most - 1 - b->decimals)),
                     grammar_range(g, '1', '9'));
     if (b->decimals == 0)
         more = grammar_cat(g, grammar_range(g, '.', '.'), more);

@@ -108,6 +108,15 @@ class Generate(unittest.TestCase):
             self.assertEqual(last, [w["text"] for w in whole])
             self.assertEqual(len(events), 12 * len(whole))
 
+    def test_only_sampling_parameters_are_some(self):
+        """What the request says of its prompt and its answer is not said again among them."""
+        more = {"prompt": "The king", "stream": True, "logprobs": 2, "prompt_logprobs": 2, "echo": True, "return_token_ids": False,
+                "model": "x", "rid": "other", "stream_options": {}}
+        want, got = self.ask(rid="mine", return_logprob=True), self.ask(more, rid="mine", return_logprob=True)
+        for answer in (want, got):
+            del answer["meta_info"]["e2e_latency"], answer["meta_info"]["cached_tokens"]
+        self.assertEqual(got, want)
+
     def test_aborted(self):
         with self.server.socket() as s:
             s.sendall(raw_request("/generate", {"text": PROMPT, "rid": "gone", "sampling_params": {"max_new_tokens": 900, "ignore_eos": True}},
@@ -130,6 +139,8 @@ class Generate(unittest.TestCase):
             with self.subTest(str(fields)[:80]):
                 status, answer = self.server.post("/generate", {"text": PROMPT, **fields})
                 self.assertEqual((status, answer["error"]["param"]), (400, param), answer)
+        status, answer = self.server.post("/generate", {"text": PROMPT, "rid": "a b"})
+        self.assertEqual((status, answer["error"]["param"]), (400, "rid"))
         self.assertEqual(self.ask(image_data=[], lora_path=None, token_ids_logprob=None, log_metrics=True)["text"], self.ask()["text"])
 
 

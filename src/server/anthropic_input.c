@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "server/asked.h"
 #include "server/params_json.h"
 #include "server/rename.h"
 
@@ -36,12 +37,6 @@ static const char *const not_chat[] = {"messages",
                                        "continue_final_message",
                                        "return_token_ids"};
 
-static json_t *of(const json_t *asked, const char *name)
-{
-    json_t *v = json_object_get(asked, name);
-    return v && !json_is_null(v) ? v : NULL;
-}
-
 static const char *type_of(const json_t *block)
 {
     return json_string_value(json_object_get(block, "type"));
@@ -51,7 +46,7 @@ static enum nyb_code check_unsupported(const json_t *asked, struct nyb_err *err)
 {
     static const char *const elsewhere[] = {"mcp_servers", "container"};
     for (size_t i = 0; i < COUNT_OF(elsewhere); i++) {
-        const json_t *v = of(asked, elsewhere[i]);
+        const json_t *v = asked_member(asked, elsewhere[i]);
         if (v && !(json_is_array(v) && json_array_size(v) == 0))
             return err_at(err, NYB_E_UNSUPPORTED, elsewhere[i], -1,
                           "%s is not supported: the server calls nobody. (parameter=%s)", elsewhere[i],
@@ -143,7 +138,7 @@ static enum nyb_code take_call(struct turn *t, const json_t *block, size_t k)
 /* Its content is a text, or blocks of text. */
 static enum nyb_code take_result(struct turn *t, const json_t *block, size_t k)
 {
-    json_t *id = json_object_get(block, "tool_use_id"), *content = of(block, "content"), *part;
+    json_t *id = json_object_get(block, "tool_use_id"), *content = asked_member(block, "content"), *part;
     size_t i;
     if (!params_is_string(id))
         return wrong_block(t, k, "is a result without tool_use_id");
@@ -246,7 +241,8 @@ static void read_end(json_t *chat)
 
 static enum nyb_code read_messages(const json_t *asked, json_t *chat, struct nyb_err *err)
 {
-    json_t *system = of(asked, "system"), *list = of(asked, "messages"), *messages = json_array(), *message;
+    json_t *system = asked_member(asked, "system"), *list = asked_member(asked, "messages"),
+           *messages = json_array(), *message;
     size_t i;
     json_object_set_new(chat, "messages", messages);
     if (system && !json_is_string(system) && !json_is_array(system))
@@ -269,16 +265,16 @@ static json_t *function_of(const json_t *tool)
     static const char *const same[] = {"name", "description", "strict"};
     json_t *f = json_object();
     for (size_t i = 0; i < COUNT_OF(same); i++)
-        if (of(tool, same[i]))
-            json_object_set(f, same[i], of(tool, same[i]));
-    if (of(tool, "input_schema"))
-        json_object_set(f, "parameters", of(tool, "input_schema"));
+        if (asked_member(tool, same[i]))
+            json_object_set(f, same[i], asked_member(tool, same[i]));
+    if (asked_member(tool, "input_schema"))
+        json_object_set(f, "parameters", asked_member(tool, "input_schema"));
     return json_pack("{s:s, s:o}", "type", "function", "function", f);
 }
 
 static enum nyb_code read_tools(const json_t *asked, json_t *chat, struct nyb_err *err)
 {
-    json_t *tools = of(asked, "tools"), *list, *tool;
+    json_t *tools = asked_member(asked, "tools"), *list, *tool;
     size_t i;
     if (!tools)
         return NYB_OK;
@@ -305,7 +301,7 @@ static enum nyb_code read_tools(const json_t *asked, json_t *chat, struct nyb_er
 static enum nyb_code read_tool_choice(const json_t *asked, json_t *chat, struct nyb_err *err)
 {
     static const struct rename words[] = {{"auto", "auto"}, {"required", "any"}, {"none", "none"}};
-    json_t *choice = of(asked, "tool_choice"), *name = json_object_get(choice, "name");
+    json_t *choice = asked_member(asked, "tool_choice"), *name = json_object_get(choice, "name");
     const char *type = type_of(choice);
     bool one = false;
     if (!choice)
@@ -330,7 +326,7 @@ static enum nyb_code read_tool_choice(const json_t *asked, json_t *chat, struct 
 /* {"type": "enabled", "budget_tokens": n}, disabled, or adaptive. */
 static enum nyb_code read_thinking(const json_t *asked, json_t *chat, struct nyb_err *err)
 {
-    json_t *thinking = of(asked, "thinking"), *kwargs = of(asked, "chat_template_kwargs");
+    json_t *thinking = asked_member(asked, "thinking"), *kwargs = asked_member(asked, "chat_template_kwargs");
     const char *type = type_of(thinking);
     if (kwargs && !json_is_object(kwargs))
         return params_wrong_type(err, "chat_template_kwargs", "an object", kwargs);
@@ -343,27 +339,27 @@ static enum nyb_code read_thinking(const json_t *asked, json_t *chat, struct nyb
         return params_wrong_type(err, "thinking", "of type enabled, adaptive or disabled", thinking);
     if (!json_object_get(kwargs, "enable_thinking"))
         json_object_set_new(kwargs, "enable_thinking", json_boolean(!off));
-    if (of(thinking, "budget_tokens") && !off)
-        json_object_set(chat, "reasoning_max_tokens", of(thinking, "budget_tokens"));
+    if (asked_member(thinking, "budget_tokens") && !off)
+        json_object_set(chat, "reasoning_max_tokens", asked_member(thinking, "budget_tokens"));
     return NYB_OK;
 }
 
 /* output_config.format, before it had that name output_format; output_config.effort */
 static enum nyb_code read_output(const json_t *asked, json_t *chat, struct nyb_err *err)
 {
-    json_t *config = of(asked, "output_config"), *format = of(config, "format"),
-           *effort = of(config, "effort");
+    json_t *config = asked_member(asked, "output_config"), *format = asked_member(config, "format"),
+           *effort = asked_member(config, "effort");
     if (config && !json_is_object(config))
         return params_wrong_type(err, "output_config", "an object", config);
     if (!format)
-        format = of(asked, "output_format");
+        format = asked_member(asked, "output_format");
     const char *type = type_of(format);
-    if (format && (!type || strcmp(type, "json_schema") || !of(format, "schema")))
+    if (format && (!type || strcmp(type, "json_schema") || !asked_member(format, "schema")))
         return params_wrong_type(err, "output_config", "a format of type json_schema with a schema", format);
     if (format)
         json_object_set_new(chat, "response_format",
                             json_pack("{s:s, s:{s:s, s:O}}", "type", "json_schema", "json_schema", "name",
-                                      "output", "schema", of(format, "schema")));
+                                      "output", "schema", asked_member(format, "schema")));
     if (effort)
         json_object_set(chat, "reasoning_effort", effort);
     return NYB_OK;
@@ -371,18 +367,9 @@ static enum nyb_code read_output(const json_t *asked, json_t *chat, struct nyb_e
 
 static void copy_chat(const json_t *asked, json_t *chat)
 {
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)asked, key, value)
-    {
-        bool own = false;
-        for (size_t i = 0; i < COUNT_OF(not_chat) && !own; i++)
-            own = !strcmp(key, not_chat[i]);
-        if (!own)
-            json_object_set(chat, key, value);
-    }
-    if (of(asked, "stop_sequences"))
-        json_object_set(chat, "stop", of(asked, "stop_sequences"));
+    asked_copy_others(asked, chat, not_chat, COUNT_OF(not_chat));
+    if (asked_member(asked, "stop_sequences"))
+        json_object_set(chat, "stop", asked_member(asked, "stop_sequences"));
 }
 
 static enum nyb_code convert(const json_t *asked, json_t *chat, struct nyb_err *err)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "server/asked.h"
 #include "server/params_json.h"
 #include "server/rename.h"
 
@@ -46,12 +47,6 @@ static bool given(const json_t *v)
     return v && !json_is_null(v);
 }
 
-static json_t *of(const json_t *asked, const char *name)
-{
-    json_t *v = json_object_get(asked, name);
-    return given(v) ? v : NULL;
-}
-
 static enum nyb_code refuse(struct nyb_err *err, const char *name, const char *why)
 {
     return err_at(err, NYB_E_UNSUPPORTED, name, -1, "%s is not supported: %s. (parameter=%s)", name, why,
@@ -61,13 +56,13 @@ static enum nyb_code refuse(struct nyb_err *err, const char *name, const char *w
 static enum nyb_code check_unsupported(const json_t *asked, struct nyb_err *err)
 {
     static const char stored[] = "nothing is stored here, send the whole conversation as input";
-    const json_t *truncation = of(asked, "truncation");
+    const json_t *truncation = asked_member(asked, "truncation");
     bool background = false;
-    if (of(asked, "previous_response_id"))
+    if (asked_member(asked, "previous_response_id"))
         return refuse(err, "previous_response_id", stored);
-    if (of(asked, "conversation"))
+    if (asked_member(asked, "conversation"))
         return refuse(err, "conversation", stored);
-    if (of(asked, "prompt"))
+    if (asked_member(asked, "prompt"))
         return refuse(err, "prompt", "templates of prompts are not kept here");
     TRY(params_bool(asked, "background", &background, err));
     if (background)
@@ -225,7 +220,7 @@ static enum nyb_code take_item(struct conversation *c, const json_t *item, size_
 
 static enum nyb_code take_input(struct conversation *c, const json_t *asked)
 {
-    json_t *input = of(asked, "input"), *instructions = of(asked, "instructions"), *item;
+    json_t *input = asked_member(asked, "input"), *instructions = asked_member(asked, "instructions"), *item;
     size_t i;
     if (instructions && !params_is_string(instructions))
         return params_wrong_type(c->err, "instructions", "a string", instructions);
@@ -264,7 +259,7 @@ static json_t *nest(const json_t *flat, const char *type)
 
 static enum nyb_code read_tools(const json_t *asked, json_t *chat, struct nyb_err *err)
 {
-    json_t *tools = of(asked, "tools"), *list, *tool;
+    json_t *tools = asked_member(asked, "tools"), *list, *tool;
     size_t i;
     if (!tools)
         return NYB_OK;
@@ -300,7 +295,7 @@ static json_t *allowed_tools(const json_t *choice)
 
 static void read_tool_choice(const json_t *asked, json_t *chat)
 {
-    json_t *choice = of(asked, "tool_choice");
+    json_t *choice = asked_member(asked, "tool_choice");
     const char *type = json_string_value(json_object_get(choice, "type"));
     if (!choice)
         return;
@@ -316,7 +311,7 @@ static void read_tool_choice(const json_t *asked, json_t *chat)
 
 static enum nyb_code read_format(const json_t *asked, json_t *chat, struct nyb_err *err)
 {
-    json_t *text = of(asked, "text"), *format = of(text, "format");
+    json_t *text = asked_member(asked, "text"), *format = asked_member(text, "format");
     const char *type = json_string_value(json_object_get(format, "type"));
     if (text && !json_is_object(text))
         return params_wrong_type(err, "text", "an object", text);
@@ -329,7 +324,7 @@ static enum nyb_code read_format(const json_t *asked, json_t *chat, struct nyb_e
 
 static enum nyb_code read_reasoning(const json_t *asked, json_t *chat, struct nyb_err *err)
 {
-    json_t *reasoning = of(asked, "reasoning"), *effort = of(reasoning, "effort");
+    json_t *reasoning = asked_member(asked, "reasoning"), *effort = asked_member(reasoning, "effort");
     if (reasoning && !json_is_object(reasoning))
         return params_wrong_type(err, "reasoning", "an object", reasoning);
     if (effort)
@@ -340,7 +335,7 @@ static enum nyb_code read_reasoning(const json_t *asked, json_t *chat, struct ny
 /* Other things that `include` can name belong to what is not here. */
 static enum nyb_code read_logprobs(const json_t *asked, json_t *chat, struct nyb_err *err)
 {
-    json_t *include = of(asked, "include"), *item;
+    json_t *include = asked_member(asked, "include"), *item;
     size_t i;
     int top = 0;
     bool wanted = false;
@@ -361,18 +356,9 @@ static enum nyb_code read_logprobs(const json_t *asked, json_t *chat, struct nyb
 
 static void copy_chat(const json_t *asked, json_t *chat)
 {
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)asked, key, value)
-    {
-        bool own = false;
-        for (size_t i = 0; i < COUNT_OF(not_chat) && !own; i++)
-            own = !strcmp(key, not_chat[i]);
-        if (!own)
-            json_object_set(chat, key, value);
-    }
-    if (of(asked, "max_output_tokens"))
-        json_object_set(chat, "max_completion_tokens", of(asked, "max_output_tokens"));
+    asked_copy_others(asked, chat, not_chat, COUNT_OF(not_chat));
+    if (asked_member(asked, "max_output_tokens"))
+        json_object_set(chat, "max_completion_tokens", asked_member(asked, "max_output_tokens"));
 }
 
 static enum nyb_code convert(const json_t *asked, json_t *chat, struct nyb_err *err)

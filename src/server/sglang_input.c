@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "server/asked.h"
 #include "server/params_json.h"
 #include "server/rename.h"
 
@@ -22,12 +23,6 @@ static const char *const not_sampling[] = {
     "prompt",          "stream", "stream_options",   "logprobs",   "echo",
     "prompt_logprobs", "model",  "return_token_ids", "request_id", "rid"};
 
-static json_t *of(const json_t *asked, const char *name)
-{
-    json_t *v = json_object_get(asked, name);
-    return v && !json_is_null(v) ? v : NULL;
-}
-
 static enum nyb_code check_unsupported(const json_t *asked, struct nyb_err *err)
 {
     static const struct {
@@ -41,7 +36,7 @@ static enum nyb_code check_unsupported(const json_t *asked, struct nyb_err *err)
         {"session_params", "each request brings its whole prompt"},
         {"bootstrap_host", "one server computes the prompt and its answer"}};
     for (size_t i = 0; i < COUNT_OF(table); i++) {
-        const json_t *v = of(asked, table[i].name);
+        const json_t *v = asked_member(asked, table[i].name);
         if (v && !(json_is_array(v) && json_array_size(v) == 0))
             return err_at(err, NYB_E_UNSUPPORTED, table[i].name, -1,
                           "%s is not supported: %s. (parameter=%s)", table[i].name, table[i].why,
@@ -53,7 +48,8 @@ static enum nyb_code check_unsupported(const json_t *asked, struct nyb_err *err)
 /* text or input_ids: one, or a list of them. */
 static enum nyb_code read_prompt(const json_t *asked, json_t *body, struct sglang *how, struct nyb_err *err)
 {
-    json_t *text = of(asked, "text"), *ids = of(asked, "input_ids"), *prompt = text ? text : ids;
+    json_t *text = asked_member(asked, "text"), *ids = asked_member(asked, "input_ids"),
+           *prompt = text ? text : ids;
     if (!prompt)
         return err_at(err, NYB_E_ARG, "text", -1, "text or input_ids must be given. (parameter=text)");
     if (text && ids)
@@ -76,7 +72,7 @@ static bool is_sampling(const char *name)
 
 static enum nyb_code read_sampling(const json_t *asked, json_t *body, struct sglang *how, struct nyb_err *err)
 {
-    json_t *sampling = of(asked, "sampling_params"), *value;
+    json_t *sampling = asked_member(asked, "sampling_params"), *value;
     const char *key;
     int n = 1;
     json_object_set_new(body, "max_tokens", json_integer(MAX_TOKENS_DEFAULT));
@@ -126,8 +122,8 @@ static enum nyb_code convert(const json_t *asked, json_t *body, struct sglang *h
     TRY(read_sampling(asked, body, how, err));
     TRY(read_logprobs(asked, body, how, err));
     for (size_t i = 0; i < COUNT_OF(same); i++)
-        if (of(asked, same[i]))
-            json_object_set(body, same[i], of(asked, same[i]));
+        if (asked_member(asked, same[i]))
+            json_object_set(body, same[i], asked_member(asked, same[i]));
     json_object_set_new(body, "return_token_ids", json_true());
     return NYB_OK;
 }

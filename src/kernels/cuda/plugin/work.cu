@@ -268,6 +268,8 @@ static struct op_ahead ahead_of(const struct cuda_op *op, int n_op)
         return {};
     const struct cuda_router *r = &op[2].as.router;
     const size_t n = (size_t)r->n_expert * (size_t)r->K;
+    if (r->w.type != CUDA_BF16 && r->w.type != CUDA_F32) /* no such launch takes others: moe_front.cuh */
+        return {};
     return {{r->w.data, op[1].as.add_norm.weight},
             {n * (r->w.type == CUDA_F32 ? 4 : 2), (size_t)op[1].as.add_norm.n * sizeof(float)}};
 }

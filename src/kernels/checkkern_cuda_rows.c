@@ -169,12 +169,16 @@ static bool argmax_case(const struct checkkern_gpu *g, uint64_t *seed, int round
 {
     struct gpu_case c;
     gpu_case_begin(&c, g, r);
-    int n_row = checkkern_int(seed, 1, 6), n = checkkern_int(seed, 1, round % 4 ? 5000 : 3), real;
+    const int most = round % 4 == 0 ? 3 : round % 8 == 7 ? 70000 : 5000; /* 70000: of several blocks each */
+    int n_row = checkkern_int(seed, 1, 6), n = checkkern_int(seed, 1, most), real;
     int32_t *count = counted(&c, seed, n_row, &real);
     float *x = arena_alloc(g->arena, (size_t)(n_row * n), sizeof(float));
     for (int i = 0; i < n_row * n; i++) {
         int kind = checkkern_int(seed, 0, 40);
-        x[i] = kind == 0 || round % 6 == 5 ? NAN : kind == 1 ? -INFINITY : (float)checkkern_int(seed, -9, 9);
+        bool largest = checkkern_int(seed, 0, n / 2) == 0; /* of a few, wherever they are */
+        x[i] = kind == 0 || round % 6 == 5 ? NAN
+               : kind == 1                 ? -INFINITY
+                                           : (float)(largest ? 10 : checkkern_int(seed, -9, 9));
     }
     struct cuda_op op = {.kind = CUDA_OP_ARGMAX, .n_row = n_row, .count = count};
     int32_t *id = gpu_case_out(&c, (size_t)n_row * 4);

@@ -42,11 +42,6 @@ static const char *const not_chat[] = {"input",
                                        "continue_final_message",
                                        "return_token_ids"};
 
-static bool given(const json_t *v)
-{
-    return v && !json_is_null(v);
-}
-
 static enum nyb_code refuse(struct nyb_err *err, const char *name, const char *why)
 {
     return err_at(err, NYB_E_UNSUPPORTED, name, -1, "%s is not supported: %s. (parameter=%s)", name, why,

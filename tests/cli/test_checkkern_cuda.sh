@@ -21,9 +21,12 @@ for sms in 4 16; do
         grep -q "^$kernel .* ok " <<<"$out" || { echo "$sms SMs: $out"; exit 1; }
     done
 done
-# With blocks enough for one of each expert the launch of one row's experts has its shorter form.
-out=$(NYBBLE_SIMT_SMS=16 "$NYBBLE" checkkern --device cuda --filter cuda.chosen --rounds 2)
-grep -q "^cuda.chosen .* ok " <<<"$out" || { echo "16 SMs: $out"; exit 1; }
+# With blocks enough for one of each expert the launch of one row's experts has its shorter form, and several look at
+# one row's largest.
+for kernel in cuda.chosen cuda.argmax; do
+    out=$(NYBBLE_SIMT_SMS=16 "$NYBBLE" checkkern --device cuda --filter $kernel --rounds 2)
+    grep -q "^$kernel .* ok " <<<"$out" || { echo "16 SMs: $out"; exit 1; }
+done
 # Where that GPU cannot, no case of it passes unseen.
 out=$(NYBBLE_SIMT_CAPABILITY=9 "$NYBBLE" checkkern --device cuda --filter w4a4 --rounds 1)
 [ "$(grep -c '^cuda.*none .* 0 cases.*compute capability 10.0' <<<"$out")" = 2 ] || { echo "$out"; exit 1; }

@@ -23,8 +23,9 @@ for sms in 4 16; do
 done
 # With blocks enough for one of each expert the launch of one row's experts has its shorter form, and several look at
 # one row's largest.
-for kernel in cuda.chosen cuda.argmax; do
-    out=$(NYBBLE_SIMT_SMS=16 "$NYBBLE" checkkern --device cuda --filter $kernel --rounds 2)
+for case in "cuda.chosen 2" "cuda.argmax 12"; do
+    read -r kernel rounds <<<"$case"
+    out=$(NYBBLE_SIMT_SMS=16 "$NYBBLE" checkkern --device cuda --filter "$kernel" --rounds "$rounds")
     grep -q "^$kernel .* ok " <<<"$out" || { echo "16 SMs: $out"; exit 1; }
 done
 # Where that GPU cannot, no case of it passes unseen.

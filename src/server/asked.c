@@ -22,3 +22,14 @@ void asked_copy_others(const json_t *asked, json_t *chat, const char *const *nam
             json_object_set(chat, key, value);
     }
 }
+
+enum nyb_code asked_convert(const json_t *asked, asked_converter *convert, json_t **chat, struct nyb_err *err)
+{
+    *chat = json_object();
+    enum nyb_code code = convert(asked, *chat, err);
+    if (code == NYB_OK)
+        return NYB_OK;
+    json_decref(*chat);
+    *chat = NULL;
+    return code;
+}

@@ -370,13 +370,7 @@ static enum nyb_code convert(const json_t *asked, json_t *chat, struct nyb_err *
 
 enum nyb_code responses_input(const json_t *asked, json_t **chat, struct nyb_err *err)
 {
-    *chat = json_object();
-    enum nyb_code code = convert(asked, *chat, err);
-    if (code == NYB_OK)
-        return NYB_OK;
-    json_decref(*chat);
-    *chat = NULL;
-    return code;
+    return asked_convert(asked, convert, chat, err);
 }
 
 void responses_rename_fault(struct nyb_err *err)

@@ -38,14 +38,14 @@ static __global__ void __launch_bounds__(THREADS, 2)
     if (!d.wanted)
         return;
     const sample_row row = sample_row::of(a.x + (size_t)t * a.n, a.n, (int)blockIdx.x, (int)gridDim.x, bins);
-    const unsigned largest = find_max(row, d.top_k > 0, r);
+    find_max(row, d.top_k > 0, r);
     int token;
     if (!(r.max > -INFINITY && r.max < INFINITY))
         token = -1;
     else if (d.scale == 0)
         token = r.index;
     else if (d.top_k > 0)
-        token = draw_from_top(row, d, largest, r);
+        token = draw_from_top(row, d, r);
     else
         token = draw_from_all(row, d, r);
     if (threadIdx.x == 0 && row.rank == 0)

@@ -216,9 +216,8 @@ static __device__ __forceinline__ unsigned key_of(float x)
 }
 
 /* The largest of the row, the lowest index among equals, into r.max and r.index of all blocks; NaN never is.
- * With `all`, what each thread has found is in r.bin.largest of all blocks, too, and r.n is 0. Returns the
- * key of this thread's. */
-static __device__ __forceinline__ unsigned find_max(const sample_row &row, bool all, sample_room &r)
+ * With `all`, the key of what each thread has found is in r.bin.largest of all blocks, too, and r.n is 0. */
+static __device__ __forceinline__ void find_max(const sample_row &row, bool all, sample_room &r)
 {
     float best = -INFINITY;
     int at = 0x7fffffff;
@@ -228,9 +227,8 @@ static __device__ __forceinline__ unsigned find_max(const sample_row &row, bool 
             at = i;
         }
     });
-    const unsigned key = key_of(best);
     for (int i = 0; all && i < row.n_rank; i++)
-        cluster_at(&r, i)->bin.largest[row.rank][threadIdx.x] = key;
+        cluster_at(&r, i)->bin.largest[row.rank][threadIdx.x] = key_of(best);
     const auto take = [&](float v, int j) {
         if (v > best || (v == best && j < at)) {
             best = v;
@@ -263,7 +261,6 @@ static __device__ __forceinline__ unsigned find_max(const sample_row &row, bool 
         r.index = at;
     }
     __syncthreads();
-    return key;
 }
 
 /* Half a warp has a SUM_BLOCK of weights, which of(value, column, equal) makes of what is in the row: running

@@ -13,11 +13,10 @@ static __device__ __forceinline__ unsigned find_floor(const sample_row &row, int
     unsigned largest = 0, of_part[WARPS], floor = 0;
     for (int i = 0; i < row.n_rank; i++)
         largest = max(largest, r.bin.largest[i][threadIdx.x]);
-    __syncthreads();
-    r.bin.largest[0][threadIdx.x] = largest;
+    row.bins[threadIdx.x] = largest;
     __syncthreads();
     for (int i = 0; i < WARPS; i++)
-        of_part[i] = r.bin.largest[0][i * 32 + (int)threadIdx.x % 32];
+        of_part[i] = row.bins[i * 32 + (int)threadIdx.x % 32];
     for (int bit = 31; bit >= FLOOR_BIT; bit--) { /* each warp for itself */
         const unsigned higher = floor | 1u << bit;
         unsigned n = 0;
@@ -41,11 +40,10 @@ static __device__ __forceinline__ int index_of(unsigned long long entry)
 
 /* All that are not below `floor`, in any order, into the first block's list, by the threads that have found
  * one. Returns in all blocks how many there are: there is no room for more than CUDA_SAMPLE_TOP_K. */
-static __device__ __forceinline__ int collect_from(const sample_row &row, unsigned floor, unsigned largest,
-                                                   sample_room &r)
+static __device__ __forceinline__ int collect_from(const sample_row &row, unsigned floor, sample_room &r)
 {
     sample_room *first = cluster_at(&r, 0);
-    if (largest >= floor)
+    if (r.bin.largest[row.rank][threadIdx.x] >= floor)
         each_in_fours(row, [&](float x, int i) {
             const unsigned key = key_of(x);
             if (key < floor)
@@ -195,10 +193,10 @@ static_assert(CUDA_SAMPLE_TOP_K <= 2 * THREADS, "a pair for each thread");
 
 /* The largest k of the row into the first block's list, sorted. Returns how many there are, in the first
  * block. */
-static __device__ __forceinline__ int find_top(const sample_row &row, int k, unsigned largest, sample_room &r)
+static __device__ __forceinline__ int find_top(const sample_row &row, int k, sample_room &r)
 {
     const unsigned floor = find_floor(row, k, r);
-    int held = floor ? collect_from(row, floor, largest, r) : CUDA_SAMPLE_TOP_K + 1;
+    int held = floor ? collect_from(row, floor, r) : CUDA_SAMPLE_TOP_K + 1;
     if (held > CUDA_SAMPLE_TOP_K) { /* too many parts, or too many equals */
         unsigned kth = 0;
         if (!find_kth(row, k, &kth, r)) { /* all of them */
@@ -228,10 +226,9 @@ static __device__ __forceinline__ void find_sum(int m, double wanted, bool passe
 
 /* The answer is the first block's. The sums of the first weights are the CPU's: those of all, of the nucleus,
  * and of those before the draw are the same ones. */
-static __device__ __forceinline__ int draw_from_top(const sample_row &row, const cuda_draw &d,
-                                                    unsigned largest, sample_room &r)
+static __device__ __forceinline__ int draw_from_top(const sample_row &row, const cuda_draw &d, sample_room &r)
 {
-    const int held = find_top(row, min(d.top_k, row.n), largest, r);
+    const int held = find_top(row, min(d.top_k, row.n), r);
     if (held == 0)
         return -1;
     const float factor = times(d.scale, 1.44269504f);

@@ -158,16 +158,19 @@ static enum nyb_code refuse(const struct config_option *o, const char *text, con
     return err_at(err, NYB_E_ARG, where, -1, "%s must be %s, got \"%.200s\"", o->name, what, text);
 }
 
+/* "32k" and "32K" as vLLM reads them: thousands, and 1024s. */
 static enum nyb_code set_int(const struct config_option *o, int64_t *out, const char *text, const char *where,
                              struct nyb_err *err)
 {
     char *end, what[80];
     errno = 0;
-    long long x = strtoll(text, &end, 10);
+    long long x = strtoll(text, &end, 10), unit = *end == 'k' ? 1000 : *end == 'K' ? 1024 : 1;
+    end += end != text && unit > 1;
     snprintf(what, sizeof(what), "a whole number in [%.0f, %.0f]", o->low, o->high);
-    if (end == text || *end || errno || (double)x < o->low || (double)x > o->high)
+    if (end == text || *end || errno || (double)x * (double)unit < o->low ||
+        (double)x * (double)unit > o->high)
         return refuse(o, text, where, what, err);
-    *out = x;
+    *out = x * unit;
     return NYB_OK;
 }
 

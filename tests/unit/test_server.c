@@ -193,6 +193,14 @@ static void test_config_units(void **state)
     assert_int_equal(config_set(&c, "tensor-parallel-size", "2", NULL, &err), NYB_OK);
     assert_int_equal(c.tensor_parallel_size, 2);
     assert_int_equal(config_set(&c, "tensor-parallel-size", "65", NULL, &err), NYB_E_ARG);
+    assert_int_equal(config_set(&c, "max-model-len", "32k", NULL, &err), NYB_OK);
+    assert_int_equal(c.max_model_len, 32000);
+    assert_int_equal(config_set(&c, "max-model-len", "32K", NULL, &err), NYB_OK);
+    assert_int_equal(c.max_model_len, 32768);
+    static const char *const bad[] = {"k",   "32kk", "32M", "3000000k", "9223372036854775807K",
+                                      "-1k", "1.5k", ""};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_int_equal(config_set(&c, "max-model-len", bad[i], NULL, &err), NYB_E_ARG);
     assert_int_equal(config_set(&c, "pipeline-parallel-size", "2", NULL, &err), NYB_E_ARG);
     assert_int_equal(config_set(&c, "tool-parser-plugin", "", NULL, &err), NYB_OK);
     assert_int_equal(config_set(&c, "tool-parser-plugin", "x.py", NULL, &err), NYB_E_ARG);

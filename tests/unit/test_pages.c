@@ -31,6 +31,17 @@ static void check(const struct pages *p, int slab, size_t begin, size_t end)
             fail_msg("byte %zu of slab %d is %u", i, slab, p->data[i]);
 }
 
+/* Pages of the address space in use. */
+static long address_space(void)
+{
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%ld", &pages), 1);
+    fclose(f);
+    return pages;
+}
+
 static void test_pages_are_aligned_and_zero(void **state)
 {
     (void)state;
@@ -57,6 +68,7 @@ static void test_pages_exchange_runs(void **state)
     fill(&a, 0);
     fill(&b, 1);
     const uint8_t *at = a.data;
+    long before = address_space();
     for (int first = 0; first < N_CHUNK; first++)
         for (int last = first; last < N_CHUNK; last++) {
             size_t begin = (size_t)first * PAGES_HUGE;
@@ -69,8 +81,11 @@ static void test_pages_exchange_runs(void **state)
     check(&a, 0, 0, 0);
     check(&b, 1, 0, 0);
     assert_ptr_equal(at, a.data);
+    long chunk = (long)(PAGES_HUGE / page), both = address_space();
+    assert_true(both - before < chunk); /* what was aside is gone */
     pages_free(&a);
     pages_free(&b);
+    assert_true(both - address_space() > 2 * (N_CHUNK - 1) * chunk);
     pool_close(pool);
 }
 

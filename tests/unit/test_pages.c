@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include "base/mem.h"
 #include "model/pages.h"
 
 #define N_CHUNK 5
@@ -53,6 +54,10 @@ static void test_pages_are_aligned_and_zero(void **state)
     pages_free(&p);
     assert_null(p.data);
     assert_int_equal(pages_reserve(&p, SIZE_MAX - 5, NULL), NYB_E_MEMORY);
+    pages_free(&p);
+    struct nyb_err err; /* it can be counted, but no machine has it */
+    assert_int_equal(pages_reserve(&p, (size_t)1 << 60, &err), NYB_E_MEMORY);
+    assert_non_null(strstr(err.message, "no memory for 1152921504.61 GB of weights"));
     pages_free(&p);
 }
 
@@ -109,12 +114,42 @@ static void test_pages_exchange_by_copy(void **state)
     pool_close(pool);
 }
 
+/* Where page tables cannot move the bytes, at once or half way, they are exchanged all the same. */
+static void test_pages_exchange_where_pages_do_not_fit(void **state)
+{
+    static const struct {
+        size_t a, b;
+    } off[] = {{77, 0}, {0, 77}, {64, 64}};
+    (void)state;
+    struct pool *pool;
+    size_t bytes = PAGES_HUGE;
+    must(pool_open(&pool, 2, NULL));
+    for (size_t i = 0; i < COUNT_OF(off); i++) {
+        struct pages a, b;
+        must(pages_reserve(&a, 2 * bytes, NULL));
+        must(pages_reserve(&b, 2 * bytes, NULL));
+        fill(&a, 0);
+        fill(&b, 1);
+        pages_exchange(a.data + off[i].a, b.data + off[i].b, bytes, pool);
+        for (size_t at = 0; at < 2 * bytes; at++) {
+            bool of_a = at >= off[i].a && at < off[i].a + bytes,
+                 of_b = at >= off[i].b && at < off[i].b + bytes;
+            assert_int_equal(a.data[at], of_a ? value(1, at - off[i].a + off[i].b) : value(0, at));
+            assert_int_equal(b.data[at], of_b ? value(0, at - off[i].b + off[i].a) : value(1, at));
+        }
+        pages_free(&a);
+        pages_free(&b);
+    }
+    pool_close(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pages_are_aligned_and_zero),
         cmocka_unit_test(test_pages_exchange_runs),
         cmocka_unit_test(test_pages_exchange_by_copy),
+        cmocka_unit_test(test_pages_exchange_where_pages_do_not_fit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

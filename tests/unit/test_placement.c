@@ -221,6 +221,21 @@ static void test_an_even_load_moves_nothing_between_ranks(void **state)
     placement_free(&p);
 }
 
+/* Of ranks that are equally good, the one where the expert is. */
+static void test_an_even_load_leaves_experts_that_have_moved(void **state)
+{
+    (void)state;
+    const double load[3] = {5, 5, 5};
+    int16_t target[3];
+    struct placement p;
+    struct placement_move move = {.from = 0, .to = 2, .exchange = true};
+    placement_init(&p, 3, 3, 3);
+    placement_apply(&p, &move);
+    balance_plan(&p, load, target);
+    assert_false(balance_next(&p, target, &move));
+    placement_free(&p);
+}
+
 /* Nobody has anything to do: copies still go to ranks that have none, where there is room. */
 static void test_copies_are_on_ranks_of_their_own(void **state)
 {
@@ -243,6 +258,7 @@ int main(void)
         cmocka_unit_test(test_plans_are_placements_and_can_be_reached),
         cmocka_unit_test(test_a_hot_rank_is_relieved),
         cmocka_unit_test(test_an_even_load_moves_nothing_between_ranks),
+        cmocka_unit_test(test_an_even_load_leaves_experts_that_have_moved),
         cmocka_unit_test(test_copies_are_on_ranks_of_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -378,13 +378,18 @@ static size_t row_bytes(const struct weight *w, enum gemm_form form)
  * stays in the first cache beside a panel. */
 static enum walk walk_of(const struct weight *w, enum gemm_form form, int m)
 {
-    const bool memory = (form == GEMM_BF16 || form == GEMM_I8B) && !w->near;
-    if (w->type == WEIGHT_BF16 && memory)
-        return m <= HALVES_ROWS ? WALK_HALVES : WALK_ALONE;
-    if (w->type != WEIGHT_NVFP4)
+    bool memory = (form == GEMM_BF16 || form == GEMM_I8B) && !w->near;
+    if (w->type != WEIGHT_NVFP4 && !memory)
         return WALK_NEIGHBOURS;
-    bool stays = weight_panel_bytes(w) + (size_t)m * row_bytes(w, form) <= FIRST_CACHE;
-    return memory && !stays ? WALK_HALVES : WALK_ALONE;
+    switch (w->type) {
+    case WEIGHT_NVFP4:
+        memory &= weight_panel_bytes(w) + (size_t)m * row_bytes(w, form) > FIRST_CACHE;
+        return memory ? WALK_HALVES : WALK_ALONE;
+    case WEIGHT_BF16:
+        return m <= HALVES_ROWS ? WALK_HALVES : WALK_ALONE;
+    default:
+        return WALK_HALVES;
+    }
 }
 
 /* The same in tiles of a few rows. */

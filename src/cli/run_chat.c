@@ -8,6 +8,8 @@
 #include "cli/cli.h"
 #include "cli/run.h"
 
+static const char help[] = "Ctrl-C stops an answer, /clear forgets, /bye leaves.";
+
 /* One message: a line, or the lines between two lines of """. False at the end of input. */
 static bool read_message(struct buf *out, bool terminal)
 {
@@ -84,23 +86,37 @@ static bool chat_turn(const struct run *r, json_t *messages, const struct buf *m
     return code == NYB_OK;
 }
 
+/* A slash and a word: who types that means a command, even where there is none. A path has more of them. */
+static bool is_command(const char *message)
+{
+    return message[0] == '/' && message[1] && !message[1 + strcspn(message + 1, " \t\n/.")];
+}
+
+static bool is_end(const char *message)
+{
+    return !strcmp(message, "/bye") || !strcmp(message, "/exit") || !strcmp(message, "/quit");
+}
+
 int run_chat(struct run *r)
 {
     bool terminal = isatty(STDIN_FILENO) == 1, fine = true;
     struct buf message = {0};
     json_t *messages = new_conversation(r);
     if (terminal)
-        fprintf(stderr, "%s. Ctrl-C stops an answer, /clear forgets, /bye leaves.\n",
-                nyb_engine_info(r->engine)->model);
+        fprintf(stderr, "%s. %s\n", nyb_engine_info(r->engine)->model, help);
     run_forget_interrupt();
     while (!ferror(stdout) && read_message(&message, terminal)) {
         if (message.len == 0)
             continue;
-        if (!strcmp(message.data, "/bye") || !strcmp(message.data, "/exit"))
+        if (is_end(message.data))
             break;
         if (!strcmp(message.data, "/clear")) {
             json_decref(messages);
             messages = new_conversation(r);
+            continue;
+        }
+        if (terminal && is_command(message.data)) {
+            fprintf(stderr, "%s\n", help);
             continue;
         }
         run_forget_interrupt();

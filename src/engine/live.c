@@ -395,6 +395,8 @@ enum nyb_code nyb_update_weights(struct nyb_engine *e, const struct nyb_update *
     else
         code = apply(e, u, folder, result, err);
     conclude(e, u, folder, code, result);
+    if (code != NYB_OK && !u->dry_run && err)
+        log_warn("weights: no update: %s%s%s", err->where, err->where[0] ? ": " : "", err->message);
     live_give(l);
     free(folder);
     return code;

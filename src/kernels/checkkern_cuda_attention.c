@@ -241,7 +241,7 @@ static void attend(const struct scene *s, const uint16_t *q, int first, int n, i
  * of their own. `tile`: rows of a tile, 20 or more; n_split: at least. */
 struct lists {
     struct cuda_tile single[SEQ_MAX + EXTRA_MAX], tile[SEQ_MAX * 8];
-    int n_single, n_tile, n_split, n_extra;
+    int n_single, n_tile, n_image, n_split, n_extra;
 };
 
 static struct lists make_lists(const struct scene *s, int extra, int n_split, int tile)
@@ -256,8 +256,9 @@ static struct lists make_lists(const struct scene *s, int extra, int n_split, in
         }
         for (int at = 0; at < s->n_ask[i]; at += tile) {
             int n = s->n_ask[i] - at < tile ? s->n_ask[i] - at : tile;
-            l.tile[l.n_tile++] = (struct cuda_tile){row + at, n, i, 0};
+            l.tile[l.n_tile++] = (struct cuda_tile){row + at, n, i, l.n_image};
         }
+        l.n_image += (s->n_key[i] + CUDA_IMAGE_KEYS - 1) / CUDA_IMAGE_KEYS;
     }
     l.tile[l.n_tile] = (struct cuda_tile){0x7ffffff, 1, 0x7ffffff, 0};
     for (int i = 0; i < l.n_extra; i++)
@@ -275,7 +276,7 @@ static int row_class(int n)
 }
 
 static struct cuda_op attention_op(struct gpu_case *c, const struct scene *s, const uint16_t *q,
-                                   const struct lists *l, const int32_t *pos)
+                                   const struct lists *l, bool images, const int32_t *pos)
 {
     size_t n = (size_t)(s->n_ask_all * s->n_head * s->d);
     struct cuda_op op = {.kind = CUDA_OP_ATTENTION, .n_row = s->n_ask_all};
@@ -292,6 +293,7 @@ static struct cuda_op attention_op(struct gpu_case *c, const struct scene *s, co
         .tile_count = gpu_case_in(c, &l->n_tile, 4),
         .n_single = l->n_single + l->n_extra,
         .n_tile = l->n_tile + 1,
+        .n_image = images ? l->n_image : 0,
         .n_split = l->n_split,
         .n_head = s->n_head,
         .scale = 1.0f / sqrtf((float)s->d)};
@@ -325,8 +327,8 @@ static bool check_y(struct gpu_case *c, const struct scene *s, const uint16_t *q
     return true;
 }
 
-/* Whether rows have the same bits however their sequence is cut into tiles, and whatever else is in the step.
- */
+/* Whether rows have the same bits however their sequence is cut into tiles, whatever else is in the step, and
+ * with images of keys and values or without. */
 static bool check_cuts(struct gpu_case *c, const struct scene *s, const uint16_t *y, const uint16_t *other)
 {
     size_t width = (size_t)(s->n_head * s->d);
@@ -337,7 +339,7 @@ static bool check_cuts(struct gpu_case *c, const struct scene *s, const uint16_t
             if (!checkkern_case(
                     c->report, ok,
                     "cache type %d, %d heads of %d over %d: row %d (of %d): other bits in a tile of "
-                    "other rows, or beside other rows",
+                    "other rows, beside other rows, or by images",
                     s->type, s->n_head, s->d, s->n_kv, row + t, s->n_ask[i]))
                 return false;
         }
@@ -363,8 +365,8 @@ bool checkkern_cuda_attention(const struct checkkern_gpu *g, struct checkkern_re
                                         1 + i % 4, checkkern_int(&seed, 20, CUDA_TILE_TOKENS - 1));
         struct cuda_op op[3];
         op[0] = qkv_op(&c, &s);
-        op[1] = attention_op(&c, &s, q, &l, pos);
-        op[2] = attention_op(&c, &s, q, &other, pos);
+        op[1] = attention_op(&c, &s, q, &l, i / 2 % 2 == 0, pos);
+        op[2] = attention_op(&c, &s, q, &other, i / 2 % 2, pos);
         ok = gpu_case_run(&c, op, 3) && check_y(&c, &s, q, gpu_case_result(&c, op[1].as.attention.y)) &&
              check_cuts(&c, &s, gpu_case_result(&c, op[1].as.attention.y),
                         gpu_case_result(&c, op[2].as.attention.y));

@@ -130,6 +130,7 @@ static void bench_attention(struct ops_bench *b, int n_head, int n_kv, int d, in
 {
     int n_block = (n_key + CUDA_KV_BLOCK - 1) / CUDA_KV_BLOCK, tiles = n_ask / CUDA_TILE_TOKENS;
     int n_list = n_ask == 1 ? n_seq : n_seq * tiles, zero = 0, n_row = n_seq * n_ask;
+    int images = (n_key + CUDA_IMAGE_KEYS - 1) / CUDA_IMAGE_KEYS;
     size_t cache = cuda_kv_block_bytes(type, n_kv, d) * (size_t)(n_seq * n_block);
     int n_copy = copies_of(2 * cache);
     struct cuda_tile *list = mem_alloc((size_t)n_list, sizeof(*list));
@@ -140,7 +141,8 @@ static void bench_attention(struct ops_bench *b, int n_head, int n_kv, int d, in
         table[i] = i % n_seq * n_block + i / n_seq;
     for (int i = 0; i < n_list; i++)
         list[i] = n_ask == 1 ? (struct cuda_tile){i, 1, i, 0}
-                             : (struct cuda_tile){i * CUDA_TILE_TOKENS, CUDA_TILE_TOKENS, i / tiles, 0};
+                             : (struct cuda_tile){i * CUDA_TILE_TOKENS, CUDA_TILE_TOKENS, i / tiles,
+                                                  i / tiles * images};
     struct cuda_op op[COPY_MAX] = {{.kind = CUDA_OP_ATTENTION, .n_row = n_row}};
     int32_t *count = take_host(b, &n_list, 4), *none = take_host(b, &zero, 4);
     op[0].as.attention =
@@ -155,6 +157,7 @@ static void bench_attention(struct ops_bench *b, int n_head, int n_kv, int d, in
                                 .tile_count = n_ask == 1 ? none : count,
                                 .n_single = n_ask == 1 ? n_list : 0,
                                 .n_tile = n_ask == 1 ? 0 : n_list,
+                                .n_image = n_ask == 1 ? 0 : n_seq * images,
                                 .n_split = (n_key + CUDA_SPLIT_KEYS - 1) / CUDA_SPLIT_KEYS,
                                 .n_head = n_head,
                                 .scale = 0.1f};
@@ -291,6 +294,10 @@ bool checkkern_cuda_bench_ops(const struct checkkern_gpu *g, const char *filter,
         bench_attention(&b, 96, 8, 128, CUDA_KV_BF16, 32, 4096, 1);
         bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 1, 2048, 2048);
         bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 1, 8192, 8192);
+        bench_attention(&b, 32, 4, 128, CUDA_KV_FP8, 1, 8192, 8192);
+        bench_attention(&b, 32, 8, 64, CUDA_KV_BF16, 1, 8192, 8192);
+        bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 8, 512, 512);
+        bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 1, 8192, 64);
     }
     for (size_t i = 0; i < COUNT_OF(few) && (!filter || strstr("cuda.router", filter)); i++)
         bench_router(&b, 128, 2048, few[i]);

@@ -77,8 +77,8 @@ double checkkern_peak_round(struct pool *pool, checkkern_peak_fn *fn, uint64_t *
 
 /* ---- reading ------------------------------------------------------------------------------------- */
 
-/* Of a stream each thread should find so many pieces in a sixteenth; and pieces so long that where one thread
- * ends and goes on elsewhere costs little. */
+/* So many pieces of a stream each thread should find, eight of them in a sixteenth; and pieces so long that
+ * where one thread ends and goes on elsewhere costs little. */
 #define PIECES_A_THREAD 128
 #define PIECE_BYTES     ((size_t)128 << 10)
 #define PIECE_MOST      ((size_t)1 << 20)

@@ -67,6 +67,7 @@ struct device_shape device_ep_shape(const struct device *d, const struct device_
     s.n_row = own.n_row;
     s.n_single = own.n_single;
     s.n_tile = own.n_tile;
+    s.n_image = own.n_image;
     s.n_split = own.n_split;
     if (s.n_row == 0) /* launches cover a row that is not real */
         s.n_row = s.n_single = 1;

@@ -23,11 +23,20 @@ static int rows_in(int half, int row, int n, int cut, int *first)
     return end > begin ? end - begin : 0;
 }
 
-static void count_tiles(struct device_shape *s, int row, int n)
+/* Images of the keys that the last of n rows sees. */
+static int images_of(const struct batch *b, int row, int n)
 {
-    int first, before = rows_in(0, row, n, s->cut, &first);
+    return n > 0 ? b->pos[row + n - 1] / CUDA_IMAGE_KEYS + 1 : 0;
+}
+
+static void count_tiles(struct device_shape *s, const struct batch *b, int row, int n)
+{
+    int first, second, before = rows_in(0, row, n, s->cut, &first),
+                       behind = rows_in(1, row, n, s->cut, &second);
     s->tile_cut += tiles_of(before);
-    s->n_tile += tiles_of(before) + tiles_of(n - before);
+    s->n_tile += tiles_of(before) + tiles_of(behind);
+    s->image_cut += images_of(b, first, before);
+    s->n_image += images_of(b, first, before) + images_of(b, second, behind);
 }
 
 struct device_shape device_shape_of(const struct batch *b, int cut)
@@ -36,7 +45,7 @@ struct device_shape device_shape_of(const struct batch *b, int cut)
     for (int i = 0; i < b->n_seq; i++) {
         int n = rows_of(b, i), row = b->seq_start[i];
         if (n != 1) {
-            count_tiles(&s, row, n);
+            count_tiles(&s, b, row, n);
             continue;
         }
         int split = b->pos[row] / CUDA_SPLIT_KEYS + 1;
@@ -89,7 +98,7 @@ size_t device_input_bytes(const struct device_shape *s, const struct batch *b)
 static void write_tiles(const struct device_shape *s, const struct batch *b, int half,
                         struct device_input *in)
 {
-    int from = half ? s->cut : 0, n_single = 0, n_tile = 0, first;
+    int from = half ? s->cut : 0, n_single = 0, n_tile = 0, n_image = 0, first;
     struct cuda_tile *single = in->single + (half ? s->single_cut : 0),
                      *tile = in->tile + (half ? s->tile_cut : 0);
     for (int i = 0; i < b->n_seq; i++) {
@@ -98,8 +107,9 @@ static void write_tiles(const struct device_shape *s, const struct batch *b, int
             single[n_single++] = (struct cuda_tile){first - from, 1, i, 0};
         for (int at = 0; whole > 1 && at < n; at += CUDA_TILE_TOKENS) {
             int left = n - at < CUDA_TILE_TOKENS ? n - at : CUDA_TILE_TOKENS;
-            tile[n_tile++] = (struct cuda_tile){first - from + at, left, i, 0};
+            tile[n_tile++] = (struct cuda_tile){first - from + at, left, i, n_image};
         }
+        n_image += whole > 1 ? images_of(b, first, n) : 0;
     }
     int32_t *count = in->count + (s->cut > 0 ? COUNT_HALF + HALF_COUNTS * half : COUNT_TOK);
     count[0] = rows_in(half, 0, b->n_tok, s->cut, &first);
@@ -143,12 +153,13 @@ struct device_part device_part_of(const struct device_shape *s, uint8_t *base, i
     struct device_input in;
     device_input_layout(s, base, &in);
     int row = half == 1 ? s->cut : 0, single = half == 1 ? s->single_cut : 0,
-        tile = half == 1 ? s->tile_cut : 0;
+        tile = half == 1 ? s->tile_cut : 0, image = half == 1 ? s->image_cut : 0;
     const int32_t *count = in.count + (half < 0 ? COUNT_TOK : COUNT_HALF + HALF_COUNTS * half);
     return (struct device_part){.first = row,
                                 .n_row = half == 0 ? s->cut : s->n_row - row,
                                 .n_single = half == 0 ? s->single_cut : s->n_single - single,
                                 .n_tile = half == 0 ? s->tile_cut : s->n_tile - tile,
+                                .n_image = half == 0 ? s->image_cut : s->n_image - image,
                                 .n_split = s->n_split,
                                 .count = count,
                                 .single_count = count + 1,

@@ -134,6 +134,15 @@ static void plan_part(struct planning *p, bool join, const struct cuda_weight *w
     l->part[l->n_part++] = (struct cuda_linear_part){.w = *w, .bias = bias, .out = out, .n_out = n_out};
 }
 
+/* Images of n times CUDA_IMAGE_KEYS keys, or none if they take too much memory. */
+static int images_of(const struct device *d, int n)
+{
+    const struct model_config *c = d->config;
+    size_t bytes = cuda_kv_block_bytes(CUDA_KV_BF16, c->shard.kv_head.count, c->head_dim) / CUDA_KV_BLOCK *
+                   2 * CUDA_IMAGE_KEYS;
+    return bytes > 0 && (size_t)n <= DEVICE_IMAGE_BYTES / bytes ? n : 0;
+}
+
 static void plan_attention(struct planning *p, const struct device_layer *l)
 {
     struct device *d = p->d;
@@ -178,6 +187,7 @@ static void plan_attention(struct planning *p, const struct device_layer *l)
                                 .tile_count = p->part.tile_count,
                                 .n_single = p->part.n_single,
                                 .n_tile = p->part.n_tile,
+                                .n_image = images_of(d, p->part.n_image),
                                 .n_split = p->part.n_split,
                                 .n_head = c->shard.head.count,
                                 .scale = c->attention_scale,

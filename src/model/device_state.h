@@ -8,6 +8,7 @@
 #include "model/device.h"
 
 #define DEVICE_ROWS_DEFAULT 2048
+#define DEVICE_IMAGE_BYTES  ((size_t)128 << 20) /* of scratch for attention's images */
 #define DEVICE_ROWS_MAX     65535 /* a row, or a tile of rows, is a place in a grid's second dimension */
 #define DEVICE_HEAD_ROWS    256   /* rows whose logits are made at once */
 #define DEVICE_GRAPH_ROWS   256   /* of the largest step that is recorded as a graph */
@@ -87,12 +88,12 @@ struct device_room {
 
 /* What a step is made for: rows that its launches cover, not those of one batch. */
 struct device_shape {
-    int n_row, n_out, n_single, n_tile, n_split;
+    int n_row, n_out, n_single, n_tile, n_image, n_split;
     bool best;                /* the likeliest tokens are found, too */
     bool draws;               /* tokens are drawn                    */
     int cut;                  /* two-batch overlap: rows of the first half; 0: all rows go together */
     bool sends;               /* of such a step: copy engines carry the parts of its sums           */
-    int single_cut, tile_cut; /* of `single` and `tile`, those of the first half */
+    int single_cut, tile_cut, image_cut; /* of `single`, `tile` and images, those of the first half */
     /* Where sequences are on one rank each (device_ep.h; n_rank 0: not): all above but n_out are this rank's,
      * and these are the same on all: rows of all ranks together, and the most rows, and rows of logits, of
      * any. */
@@ -124,7 +125,7 @@ struct device_input {
 /* Rows of a step that go through the layers together: all, or a half. */
 struct device_part {
     int first; /* its rows in the room */
-    int n_row, n_single, n_tile, n_split;
+    int n_row, n_single, n_tile, n_image, n_split;
     const int32_t *count, *single_count, *tile_count, *stride;
     const int32_t *tok, *pos, *slot, *table;
     const struct cuda_tile *single, *tile; /* rows in them count from `first` */

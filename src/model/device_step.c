@@ -39,6 +39,8 @@ static enum nyb_code make_room(struct device *d, int n_row, struct nyb_err *err)
     return code;
 }
 
+#define SCRATCH_GROWS ((size_t)16 << 20) /* so that longer and longer prompts seldom make it grow */
+
 /* Scratch for the plan. Recorded graphs have the old scratch's address. */
 static enum nyb_code make_scratch(struct device *d, struct nyb_err *err)
 {
@@ -47,6 +49,7 @@ static enum nyb_code make_scratch(struct device *d, struct nyb_err *err)
         return device_failed(d, "planning a step", err);
     if (bytes <= d->scratch_bytes)
         return NYB_OK;
+    bytes = (bytes + SCRATCH_GROWS - 1) / SCRATCH_GROWS * SCRATCH_GROWS;
     device_forget_graphs(d);
     d->scratch_bytes = 0;
     if (!d->plugin->reserve(d->gpu, bytes))

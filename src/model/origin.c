@@ -124,11 +124,12 @@ enum nyb_code origin_check(const struct origin *o, struct nyb_err *err)
         if (!read_identity(&now, f->fd))
             return err_at(err, NYB_E_IO, f->path, -1, "cannot stat: %s", strerror(errno));
         const struct identity *then = &o->id[i];
-        if (now.size != then->size || now.changed.tv_sec != then->changed.tv_sec ||
-            now.changed.tv_nsec != then->changed.tv_nsec)
+        if (now.size != then->size)
             return err_at(err, NYB_E_IO, f->path, -1,
                           "has been rewritten since it was read: %lld bytes, expected the %lld of then",
                           (long long)now.size, (long long)then->size);
+        if (now.changed.tv_sec != then->changed.tv_sec || now.changed.tv_nsec != then->changed.tv_nsec)
+            return err_at(err, NYB_E_IO, f->path, -1, "has been rewritten since it was read");
     }
     return NYB_OK;
 }

@@ -1,5 +1,6 @@
 #include "server/admin_reply.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,9 +54,13 @@ void admin_reply(struct exchange *x, int status, const char *param, const char *
     json_decref(more);
 }
 
+/* Which file of a checkpoint is at fault is for administrators to see; their messages begin with it. */
 void admin_reply_err(struct exchange *x, const struct nyb_err *err, json_t *more)
 {
-    error_reply_err(x, err);
+    struct nyb_err named = *err;
+    if (strchr(err->where, '/'))
+        snprintf(named.message, sizeof(named.message), "%s: %.500s", err->where, err->message);
+    error_reply_err(x, &named);
     reply_failure(x, more);
 }
 

@@ -360,8 +360,11 @@ static enum nyb_code read_output(const json_t *asked, json_t *chat, struct nyb_e
         json_object_set_new(chat, "response_format",
                             json_pack("{s:s, s:{s:s, s:O}}", "type", "json_schema", "json_schema", "name",
                                       "output", "schema", asked_member(format, "schema")));
-    if (effort)
-        json_object_set(chat, "reasoning_effort", effort);
+    if (effort && !params_is_string(effort))
+        return params_wrong_type(err, "output_config.effort", "a string", effort);
+    json_t *kwargs = json_object_get(chat, "chat_template_kwargs");
+    if (effort && !json_object_get(kwargs, "reasoning_effort")) /* whether to think `thinking` alone says */
+        json_object_set(kwargs, "reasoning_effort", effort);
     return NYB_OK;
 }
 
@@ -394,7 +397,6 @@ void anthropic_rename_fault(struct nyb_err *err)
                                           {"stop", "stop_sequences"},
                                           {"continue_final_message", "messages"},
                                           {"response_format", "output_config.format"},
-                                          {"reasoning_effort", "output_config.effort"},
                                           {"reasoning_max_tokens", "thinking.budget_tokens"}};
     rename_fault(err, table, COUNT_OF(table), "messages");
 }

@@ -89,24 +89,14 @@ static void add_card(const struct server *s, const char *name, struct buf *b)
     buf_printf(b, ",\"weight_generation\":%llu}}", (unsigned long long)w.generation);
 }
 
-static int n_name(const struct server *s)
-{
-    return s->config->served_name.n ? s->config->served_name.n : 1;
-}
-
-static const char *name_at(const struct server *s, int i)
-{
-    return s->config->served_name.n ? s->config->served_name.item[i] : s->model;
-}
-
 void api_models(struct exchange *x)
 {
     x->status = 200;
     buf_add_str(&x->reply, "{\"object\":\"list\",\"data\":[");
-    for (int i = 0; i < n_name(x->s); i++) {
+    for (int i = 0; i < request_n_model(x->s); i++) {
         if (i)
             buf_add_byte(&x->reply, ',');
-        add_card(x->s, name_at(x->s, i), &x->reply);
+        add_card(x->s, request_model(x->s, i), &x->reply);
     }
     buf_add_str(&x->reply, "]}");
 }
@@ -114,11 +104,12 @@ void api_models(struct exchange *x)
 void api_model(struct exchange *x)
 {
     const char *name = x->path + strlen("/v1/models/");
-    for (int i = 0; i < n_name(x->s); i++)
-        if (!strcmp(name, name_at(x->s, i))) {
-            x->status = 200;
-            add_card(x->s, name, &x->reply);
-            return;
-        }
-    error_reply(x, 404, "model", REQUEST_UNKNOWN_MODEL, name, x->s->model);
+    struct nyb_err err;
+    if (request_is_model(x->s, name)) {
+        x->status = 200;
+        add_card(x->s, name, &x->reply);
+        return;
+    }
+    request_no_model(x->s, name, &err);
+    error_reply_err(x, &err);
 }

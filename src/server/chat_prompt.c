@@ -1,6 +1,7 @@
 #include "server/chat_prompt.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "server/messages.h"
@@ -28,6 +29,9 @@ static enum nyb_code read_kwargs(const json_t *body, char **out, struct nyb_err 
         if (v && !json_is_null(v) && !json_object_get(all, field[i]))
             json_object_set(all, field[i], v);
     }
+    if (params_is_string(effort) &&
+        !json_object_get(all, "enable_thinking")) /* most templates know but this */
+        json_object_set_new(all, "enable_thinking", json_boolean(strcmp(json_string_value(effort), "none")));
     if (json_object_size(all))
         *out = json_dumps(all, JSON_COMPACT);
     json_decref(all);

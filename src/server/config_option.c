@@ -37,11 +37,14 @@ static const char *const choices[][8] = {
 
 static const struct alias {
     const char *name, *ours;
+    bool opposite;
 } aliases[] = {
-#define ALIAS(name_, ours_) {(name_), (ours_)},
+#define ALIAS(name_, ours_)    {(name_), (ours_), false},
+#define OPPOSITE(name_, ours_) {(name_), (ours_), true},
 #define ACCEPT(name, values, why)
 #include "server/compat.def"
 #undef ALIAS
+#undef OPPOSITE
 #undef ACCEPT
 };
 
@@ -49,9 +52,11 @@ static const struct accepted {
     const char *name, *values, *why;
 } accepted[] = {
 #define ALIAS(name, ours)
+#define OPPOSITE(name, ours)
 #define ACCEPT(name_, values_, why_) {(name_), (values_), (why_)},
 #include "server/compat.def"
 #undef ALIAS
+#undef OPPOSITE
 #undef ACCEPT
 };
 
@@ -78,11 +83,18 @@ static bool is_part(const char *name, const char *group)
     return name[n] == '.' && !group[n];
 }
 
-static const struct config_option *find_option(const char *name)
+static const struct alias *find_alias(const char *name)
 {
     for (size_t i = 0; i < COUNT_OF(aliases); i++)
         if (same_name(aliases[i].name, name))
-            name = aliases[i].ours;
+            return &aliases[i];
+    return NULL;
+}
+
+static const struct config_option *find_option(const char *name)
+{
+    const struct alias *a = find_alias(name);
+    name = a ? a->ours : name;
     for (size_t i = 0; i < COUNT_OF(options); i++)
         if (same_name(options[i].name, name))
             return &options[i];
@@ -146,16 +158,19 @@ static enum nyb_code refuse(const struct config_option *o, const char *text, con
     return err_at(err, NYB_E_ARG, where, -1, "%s must be %s, got \"%.200s\"", o->name, what, text);
 }
 
+/* "32k" and "32K" as vLLM reads them: thousands, and 1024s. */
 static enum nyb_code set_int(const struct config_option *o, int64_t *out, const char *text, const char *where,
                              struct nyb_err *err)
 {
     char *end, what[80];
     errno = 0;
-    long long x = strtoll(text, &end, 10);
+    long long x = strtoll(text, &end, 10), unit = *end == 'k' ? 1000 : *end == 'K' ? 1024 : 1;
+    end += end != text && unit > 1;
     snprintf(what, sizeof(what), "a whole number in [%.0f, %.0f]", o->low, o->high);
-    if (end == text || *end || errno || (double)x < o->low || (double)x > o->high)
+    if (end == text || *end || errno || (double)x * (double)unit < o->low ||
+        (double)x * (double)unit > o->high)
         return refuse(o, text, where, what, err);
-    *out = x;
+    *out = x * unit;
     return NYB_OK;
 }
 
@@ -191,12 +206,12 @@ static enum nyb_code set_bytes(const struct config_option *o, uint64_t *out, con
     return NYB_OK;
 }
 
-static enum nyb_code set_bool(const struct config_option *o, bool *out, const char *text, const char *where,
-                              struct nyb_err *err)
+static enum nyb_code set_bool(const struct config_option *o, bool opposite, bool *out, const char *text,
+                              const char *where, struct nyb_err *err)
 {
     if (!config_listed("true,1,yes,on,false,0,no,off", text))
         return refuse(o, text, where, "true or false", err);
-    *out = config_listed("true,1,yes,on", text);
+    *out = config_listed("true,1,yes,on", text) != opposite;
     return NYB_OK;
 }
 
@@ -299,7 +314,7 @@ enum nyb_code config_set(struct serve_config *c, const char *name, const char *t
     case CONFIG_SECONDS:
         return set_seconds(o, field, text, where, err);
     case CONFIG_BOOL:
-        return set_bool(o, field, text, where, err);
+        return set_bool(o, find_alias(name) && find_alias(name)->opposite, field, text, where, err);
     default:
         return set_choice(o, field, text, where, err);
     }
@@ -338,8 +353,8 @@ void config_print_help(void)
           "Every option is also a key of the --config file and a variable such as NYBBLE_MAX_NUM_SEQS. "
           "--no-NAME\n"
           "turns a switch off. docs/SERVING.md has the rest, docs/MIGRATING.md the names of vLLM, "
-          "FastDeploy\n"
-          "and SGLang that are understood.\n\n"
+          "FastDeploy,\n"
+          "SGLang and llama.cpp that are understood.\n\n"
           "examples:\n"
           "  nybble serve\n"
           "  nybble serve --port 8180 --max-num-seqs 128 nvidia/Qwen3-30B-A3B-FP4\n"

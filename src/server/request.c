@@ -2,6 +2,7 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -50,6 +51,35 @@ json_t *request_parse(struct exchange *x)
     return body;
 }
 
+int request_n_model(const struct server *s)
+{
+    return s->config->served_name.n ? s->config->served_name.n : 1;
+}
+
+const char *request_model(const struct server *s, int i)
+{
+    return s->config->served_name.n ? s->config->served_name.item[i] : s->model;
+}
+
+bool request_is_model(const struct server *s, const char *name)
+{
+    for (int i = 0; i < request_n_model(s); i++)
+        if (!strcmp(name, request_model(s, i)))
+            return true;
+    return false;
+}
+
+enum nyb_code request_no_model(const struct server *s, const char *name, struct nyb_err *err)
+{
+    char all[400] = "";
+    for (int i = 0; i < request_n_model(s); i++) {
+        size_t n = strlen(all);
+        snprintf(all + n, sizeof(all) - n, "%s`%.200s`", i ? ", " : "", request_model(s, i));
+    }
+    return err_at(err, NYB_E_NOT_FOUND, "model", -1, "The model `%.200s` does not exist. This server has %s.",
+                  name, all);
+}
+
 enum nyb_code request_check_model(const struct server *s, const json_t *body, struct nyb_err *err)
 {
     const json_t *v = json_object_get(body, "model");
@@ -58,13 +88,7 @@ enum nyb_code request_check_model(const struct server *s, const json_t *body, st
     if (!params_is_string(v))
         return params_wrong_type(err, "model", "a string", v);
     const char *name = json_string_value(v);
-    const struct config_list *served = &s->config->served_name;
-    for (int i = 0; i < served->n; i++)
-        if (!strcmp(name, served->item[i]))
-            return NYB_OK;
-    if (served->n == 0 && !strcmp(name, s->model))
-        return NYB_OK;
-    return err_at(err, NYB_E_NOT_FOUND, "model", -1, REQUEST_UNKNOWN_MODEL, name, s->model);
+    return !*name || request_is_model(s, name) ? NYB_OK : request_no_model(s, name, err);
 }
 
 enum nyb_code request_check_unsupported(const json_t *body, struct nyb_err *err)

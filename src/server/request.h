@@ -6,8 +6,6 @@
 #include "server/gen.h"
 
 #define REQUEST_CHOICES_MAX 16384
-/* The name that was asked for, and the first that is served. */
-#define REQUEST_UNKNOWN_MODEL "The model `%.200s` does not exist. This server has `%.200s`."
 
 /* A completion of either kind while a worker reads it. */
 struct request_job {
@@ -26,7 +24,13 @@ void request_answer(struct exchange *x, enum gen_api api, request_start_fn *star
 
 /* The body as an object that the caller releases; NULL after the reply says why not. */
 json_t *request_parse(struct exchange *x);
-/* NYB_E_NOT_FOUND for a model of another name. */
+/* The names that a request may use: one at least. */
+int request_n_model(const struct server *s);
+const char *request_model(const struct server *s, int i);
+bool request_is_model(const struct server *s, const char *name);
+/* NYB_E_NOT_FOUND, and all names that there are. */
+enum nyb_code request_no_model(const struct server *s, const char *name, struct nyb_err *err);
+/* The same for a body that names another one; "" names none. */
 enum nyb_code request_check_model(const struct server *s, const json_t *body,
                                   struct nyb_err *err) NYB_MUST_CHECK;
 /* What neither this engine nor this server can do is refused, not ignored. */

@@ -17,6 +17,13 @@ expect_status 0 cmake --install "$BUILD" --prefix "$WORK/prefix"
 # Files that the installation names by itself are right for this prefix, not for the one of the configuration.
 unit=$WORK/prefix/lib/systemd/system/nybble.service
 grep -qx "ExecStart=$WORK/prefix/bin/nybble serve --config /etc/nybble/serve.yaml" "$unit" || fail "the unit names another program"
+# What --help and the manual page name can be read: every file, and what files name in turn.
+doc=$WORK/prefix/share/doc/nybble
+[ -s "$doc/LICENSE" ] && [ -s "$doc/CHANGELOG.md" ] && [ -s "$doc/packaging/grafana.json" ] || fail "documents are missing"
+for name in $({ "$NYBBLE" --help; "$NYBBLE" serve --help; "$NYBBLE" run --help; cat "$doc/README.md"; } | grep -o 'docs/[A-Z]*\.md'); do
+    [ -s "$doc/$name" ] || fail "$name is not installed"
+done
+[ ! -e "$doc/docs/man" ] || fail "the source of the manual page is installed"
 [ -x "$WORK/prefix/bin/nybble" ] && [ -e "$WORK/prefix/share/bash-completion/completions/nybble" ] || fail "something is missing"
 
 # What the header declares is what the library has, and nothing else.

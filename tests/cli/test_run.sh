@@ -67,6 +67,28 @@ status=0
 expect_in err "/clear forgets it"
 [ -n "$(tail -n 1 "$WORK/out")" ] || fail "no answer after /clear"
 
+# At a terminal a slash and a word is a command, never a message.
+cat >"$WORK/chat.py" <<'PY'
+import os, pty, sys
+pid, fd = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], [sys.argv[1], "run", "--max-tokens", "3"])
+seen = b""
+for line in (b"/help\n", b"/etc/passwd is a file\n", b"/quit\n"):
+    while not seen.endswith(b">>> "):
+        seen += os.read(fd, 4096)
+    os.write(fd, line)
+    seen += b" "
+try:
+    while data := os.read(fd, 4096):
+        seen += data
+except OSError:  # the end of a terminal
+    pass
+assert seen.count(b"/clear forgets, /bye leaves.") == 2, seen
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, seen
+PY
+expect_status 0 timeout 60 python3 "$WORK/chat.py" "$NYBBLE"
+
 # What is wrong is said, with the right status.
 expect_status 1 "$NYBBLE" run "Once upon a time"
 expect_in err "a prompt goes after -p"

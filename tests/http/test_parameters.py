@@ -73,7 +73,8 @@ class Plain(Case):
         cls.folder = tempfile.TemporaryDirectory()
         path = template_file(cls.folder.name, "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
                              "{% if add_generation_prompt %}[assistant]{% endif %}"
-                             "{{ reasoning_effort or '' }}{{ (documents or []) | length or '' }}")
+                             "{{ reasoning_effort or '' }}{{ (documents or []) | length or '' }}"
+                             "{% if enable_thinking is defined %}{{ '+' if enable_thinking else '-' }}{% endif %}")
         cls.server = Server("--chat-template", path)
 
     @classmethod
@@ -198,10 +199,14 @@ class Plain(Case):
             self.refused("/v1/chat/completions", {**CHAT, **go_on}, "continue_final_message", "no text")
 
     def test_template_variables(self):
-        self.assertTrue(self.prompt_of(reasoning_effort="high").endswith("[assistant]high"))
+        self.assertTrue(self.prompt_of(reasoning_effort="high").endswith("[assistant]high+"))
+        self.assertTrue(self.prompt_of(reasoning_effort=None).endswith("[assistant]"))
         self.assertTrue(self.prompt_of(documents=[{"text": "a"}, {"text": "b"}]).endswith("[assistant]2"))
         given = self.prompt_of(reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "low"})
-        self.assertTrue(given.endswith("[assistant]low"), given)
+        self.assertTrue(given.endswith("[assistant]low+"), given)
+        given = self.prompt_of(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
+        self.assertTrue(given.endswith("[assistant]none+"), given)
+        self.assertTrue(self.prompt_of(reasoning_effort="high", enable_thinking=False).endswith("[assistant]high-"))
         for name in ("reasoning_effort", "documents", "enable_thinking", "include_reasoning", "parallel_tool_calls",
                      "continue_final_message", "add_generation_prompt", "echo"):
             self.refused("/v1/chat/completions", {**CHAT, name: 3}, name)
@@ -355,6 +360,8 @@ class Reasoning(Case):
         plain = self.chat(chat_template_kwargs={"enable_thinking": False})["choices"]
         limited = self.chat(chat_template_kwargs={"enable_thinking": False}, reasoning_max_tokens=3)["choices"]
         self.assertEqual(plain, limited)
+        self.assertEqual(self.chat(reasoning_effort="none")["choices"], plain)
+        self.assertEqual(self.chat(reasoning_effort="low")["choices"], self.chat()["choices"])
 
     def test_left_out(self):
         answer = self.chat(include_reasoning=False, reasoning_max_tokens=3, max_tokens=20, ignore_eos=True)

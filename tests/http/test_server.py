@@ -978,6 +978,10 @@ class Configuration(unittest.TestCase):
                 status, _ = server.post("/v1/completions", {**GREEDY, "logprobs": 4},
                                         headers={"Authorization": "Bearer k"})
                 self.assertEqual(status, 400)
+                for name, status in (("x", 200), ("y", 200), ("", 200), (None, 200), ("z", 404)):
+                    got, answer = server.post("/v1/completions", {**GREEDY, "model": name}, headers={"Authorization": "Bearer k"})
+                    self.assertEqual(got, status, answer)
+                self.assertEqual(answer["error"]["message"], "The model `z` does not exist. This server has `x`, `y`.")
             finally:
                 self.assertEqual(server.stop(), 0)
         self.with_file("served-model-name: [x, y]\napi-key: k\nmax_num_seqs: 8\naccess-log: false\n", check)

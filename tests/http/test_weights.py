@@ -244,6 +244,9 @@ class Refusals(WithRoot):
             status, reply = self.server.post(FROM_DISK, {"model_path": folder})
             self.assertIn(status, (400, 500) if name == "nan" else (400,), (name, reply))
             self.assertFalse(reply["success"])
+            if name == "short":  # which file, also for who reads the log
+                self.assertTrue(reply["message"].startswith(folder + "/model.safetensors: "), reply)
+                self.assertIn("weights: no update: " + reply["message"], self.server.text())
             self.assertEqual(reply["weights_state"], "old", name)
             self.assertGreaterEqual(reply["num_differences"], min(least, 1), (name, reply))
             self.assertLessEqual(len(reply["differences"]), 10)

@@ -107,6 +107,29 @@ static void test_rate_of_little_memory(void **state)
     pool_close(pool);
 }
 
+/* Long pieces, but enough of them for every thread; nothing is read to find out. */
+static void test_rate_pieces_are_long_where_there_is_much(void **state)
+{
+    (void)state;
+    static const uint64_t data[1];
+    static const struct {
+        size_t bytes, piece;
+        int n_thread;
+    } row[] = {
+        {(size_t)2 << 30, (size_t)1 << 20, 1},      {(size_t)256 << 20, (size_t)1 << 20, 2},
+        {(size_t)256 << 20, (size_t)512 << 10, 4},  {(size_t)250 << 20, (size_t)384 << 10, 4},
+        {(size_t)256 << 20, (size_t)128 << 10, 64}, {(size_t)1 << 20, (size_t)128 << 10, 1},
+        {(size_t)128 << 10, (size_t)128 << 10, 9},  {((size_t)128 << 10) - 1, ((size_t)128 << 10) - 256, 9},
+    };
+    for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+        struct checkkern_stream s;
+        assert_true(checkkern_stream_open(&s, data, row[i].bytes, row[i].n_thread));
+        assert_int_equal(s.piece, row[i].piece);
+        assert_int_equal(s.n_piece, row[i].bytes / row[i].piece);
+        checkkern_stream_close(&s);
+    }
+}
+
 static void test_rate_of_every_unit_that_there_is(void **state)
 {
     (void)state;
@@ -133,6 +156,7 @@ int main(void)
         cmocka_unit_test(test_rate_counts_each_piece_that_is_read),
         cmocka_unit_test(test_rate_reads_every_word),
         cmocka_unit_test(test_rate_of_little_memory),
+        cmocka_unit_test(test_rate_pieces_are_long_where_there_is_much),
         cmocka_unit_test(test_rate_of_every_unit_that_there_is),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -193,11 +193,50 @@ static void test_config_units(void **state)
     assert_int_equal(config_set(&c, "tensor-parallel-size", "2", NULL, &err), NYB_OK);
     assert_int_equal(c.tensor_parallel_size, 2);
     assert_int_equal(config_set(&c, "tensor-parallel-size", "65", NULL, &err), NYB_E_ARG);
+    assert_int_equal(config_set(&c, "max-model-len", "32k", NULL, &err), NYB_OK);
+    assert_int_equal(c.max_model_len, 32000);
+    assert_int_equal(config_set(&c, "max-model-len", "32K", NULL, &err), NYB_OK);
+    assert_int_equal(c.max_model_len, 32768);
+    static const char *const bad[] = {"k",   "32kk", "32M", "3000000k", "9223372036854775807K",
+                                      "-1k", "1.5k", ""};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_int_equal(config_set(&c, "max-model-len", bad[i], NULL, &err), NYB_E_ARG);
     assert_int_equal(config_set(&c, "pipeline-parallel-size", "2", NULL, &err), NYB_E_ARG);
     assert_int_equal(config_set(&c, "tool-parser-plugin", "", NULL, &err), NYB_OK);
     assert_int_equal(config_set(&c, "tool-parser-plugin", "x.py", NULL, &err), NYB_E_ARG);
     assert_non_null(strstr(err.message, "can only be empty"));
     config_free(&c);
+}
+
+/* Other servers' switches that are on where ours are off. */
+static void test_config_opposites(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *flag[2];
+        bool cache, log;
+    } row[] = {
+        {{"--disable-radix-cache", NULL}, false, true},
+        {{"--disable_radix_cache=true", NULL}, false, true},
+        {{"--disable-radix-cache", "false"}, true, true},
+        {{"--no-disable-radix-cache", NULL}, true, true},
+        {{"--no-enable-prefix-caching", "--disable-radix-cache=off"}, true, true},
+        {{"--disable-uvicorn-access-log", NULL}, true, false},
+        {{"--context-length=77", "--max-running-requests=5"}, true, true},
+    };
+    for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+        char *argv[] = {(char *)(uintptr_t) "serve", (char *)(uintptr_t)row[i].flag[0],
+                        (char *)(uintptr_t)row[i].flag[1]};
+        struct serve_config c;
+        struct nyb_err err;
+        bool help;
+        assert_int_equal(config_read(&c, row[i].flag[1] ? 3 : 2, argv, &help, &err), NYB_OK);
+        assert_int_equal(c.prefix_cache, row[i].cache);
+        assert_int_equal(c.access_log, row[i].log);
+        assert_int_equal(c.max_model_len, i == 6 ? 77 : 0);
+        assert_int_equal(c.max_num_seqs, i == 6 ? 5 : 64);
+        config_free(&c);
+    }
 }
 
 static void test_routes_that_are_near(void **state)
@@ -289,6 +328,7 @@ int main(void)
         cmocka_unit_test(test_routes),
         cmocka_unit_test(test_routes_that_are_near),
         cmocka_unit_test(test_config_units),
+        cmocka_unit_test(test_config_opposites),
         cmocka_unit_test(test_templates_that_refuse_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

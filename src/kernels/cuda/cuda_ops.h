@@ -122,10 +122,12 @@ struct cuda_qkv {
     float *q_float; /* instead of q_out where not NULL: unrounded; may be q */
 };
 
-/* Rows [row, row + n_row) are tokens of sequence `seq` at positions pos[row], pos[row] + 1, ... */
+/* Rows [row, row + n_row) are tokens of sequence `seq` at positions pos[row], pos[row] + 1, ... image: which
+ * of an attention's images is the first of that sequence's. */
 struct cuda_tile {
-    int32_t row, n_row, seq, unused;
+    int32_t row, n_row, seq, image;
 };
+#define CUDA_IMAGE_KEYS 128
 
 /* Causal attention over the paged cache: row t of sequence s sees keys 0..pos[t] of blocks
  * block_table[s * *stride + i]. Each row is either one of `single` (its sequence has one row in this step:
@@ -149,6 +151,10 @@ struct cuda_attention {
     const struct cuda_tile *tile;             /* [n_tile], n_row 1 to CUDA_TILE_TOKENS */
     const int32_t *single_count, *tile_count; /* [1] */
     int32_t n_single, n_tile, n_split;
+    /* Images of CUDA_IMAGE_KEYS keys and their values, as a kernel wants them, which the operator makes in
+     * its scratch: those of all sequences in tiles, one after the other, as many for each as its last tile
+     * sees keys of. 0: the cache is read as it is, which costs time and no memory. No number depends on it. */
+    int32_t n_image;
     int32_t n_head;
     float scale;
     const float *q_float; /* of a cache of type F32 where not NULL: instead of q, and */

@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 
-#define CUDA_PLUGIN_ABI    8
+#define CUDA_PLUGIN_ABI    9
 #define CUDA_PLUGIN_FILE   "libnybble_cuda.so"
 #define CUDA_PLUGIN_SYMBOL "cuda_plugin"
 

@@ -94,10 +94,17 @@ static size_t part_count(const struct cuda_attention *a)
     return (size_t)a->n_single * (size_t)a->n_head * (size_t)attention_part_count(a);
 }
 
-size_t attention_scratch(const struct cuda_op *op)
+/* Images lie behind them. */
+static size_t parts_bytes(const struct cuda_attention *a)
 {
-    const size_t n = part_count(&op->as.attention);
-    return 2 * align(n * sizeof(float)) + n * (size_t)op->as.attention.kv.head_dim * sizeof(float);
+    const size_t n = part_count(a);
+    return 2 * align(n * sizeof(float)) + align(n * (size_t)a->kv.head_dim * sizeof(float));
+}
+
+size_t attention_scratch(const struct cuda_op *op, const struct gpu_limits *limits)
+{
+    const struct cuda_attention *a = &op->as.attention;
+    return parts_bytes(a) + (attention_has_wgmma(&a->kv, limits) ? attention_image_bytes(a) : 0);
 }
 
 static const char *check(const struct cuda_attention *a)
@@ -105,8 +112,8 @@ static const char *check(const struct cuda_attention *a)
     const char *why = kv_check(&a->kv);
     if (why)
         return why;
-    if (a->n_head < 1 || a->n_head % a->kv.n_kv_head || a->n_single < 0 || a->n_tile < 0 || a->n_split < 1 ||
-        a->n_single > 65535 || a->n_tile > 65535 || a->n_single + a->n_tile > 65535 ||
+    if (a->n_head < 1 || a->n_head % a->kv.n_kv_head || a->n_single < 0 || a->n_tile < 0 || a->n_image < 0 ||
+        a->n_split < 1 || a->n_single > 65535 || a->n_tile > 65535 || a->n_single + a->n_tile > 65535 ||
         a->kv.n_kv_head * (a->n_head / a->kv.n_kv_head) > 65535)
         return "attention: query heads that are no multiple of the KV heads, or more than 65535 tiles";
     if (a->kv.type != CUDA_KV_F32 && (a->q_float || a->y_float))
@@ -141,8 +148,9 @@ const char *attention_start(const struct cuda_op *op, const struct op_place *at)
     if (a->n_single > 0)
         why = attention_single_start(a, nullptr, &parts, at);
     if (!why && a->n_tile > 0)
-        why = attention_has_wgmma(&a->kv, at->limits) ? attention_wgmma_start(a, at->stream)
-                                                      : attention_tile_start(a, at->stream);
+        why = attention_has_wgmma(&a->kv, at->limits)
+                  ? attention_wgmma_start(a, a->n_image > 0 ? at->scratch + parts_bytes(a) : nullptr, at)
+                  : attention_tile_start(a, at->stream);
     return why;
 }
 

@@ -63,7 +63,12 @@ const char *attention_tile_start(const struct cuda_attention *a, cudaStream_t st
 
 /* The same, on Hopper, for rows of tiles. */
 bool attention_has_wgmma(const struct cuda_kv *kv, const struct gpu_limits *limits);
-const char *attention_wgmma_start(const struct cuda_attention *a, cudaStream_t stream);
+/* images: where it may make them, and a word behind them, and has them made; NULL: it does without. */
+const char *attention_wgmma_start(const struct cuda_attention *a, uint8_t *images, const struct op_place *at);
+/* Images and the word, which is 0 when they are there. */
+size_t attention_image_bytes(const struct cuda_attention *a);
+uint32_t *attention_ticket(const struct cuda_attention *a, uint8_t *images);
+const char *attention_images_start(const struct cuda_attention *a, uint8_t *images, cudaStream_t stream);
 
 /* NULL: whatever follows is one of these sizes. */
 #define ATTENTION_SWITCH(why, kv, call)           \

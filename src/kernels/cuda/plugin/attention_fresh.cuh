@@ -11,7 +11,7 @@ template <int HD, int NT> struct fresh_row {
     float x[8 * NT + 2][HD + 4];                      /* query heads; then key, value. + 4: other banks */
     __align__(16) uint8_t key[2 * HD], value[2 * HD]; /* as the cache has them */
     float table[3 * HD];                              /* of `tables`, at most */
-    float spare[12][HD + 4];                           /* of each warp, for what it has no row for */
+    float spare[12][HD + 4];                          /* of each warp, for what it has no row for */
 };
 
 /* What a block takes: query heads [head, head + n_head) of a row, and the KV head that they share. */

@@ -1,12 +1,15 @@
-/* Attention of up to 64 rows of one sequence on Hopper: a block for each tile and each two query heads that
- * share a KV head, KEYS keys at a time. A producer warpgroup copies keys and values into two rings; each of
- * two consumer warpgroups has the rows of one head. A consumer's scores of the next keys are computed while
- * it adds the values of the last, and its exponentials while the other's products run.
+/* Attention of up to 64 rows of one sequence on Hopper: KEYS keys at a time, for each tile and each two query
+ * heads that share a KV head. A producer warpgroup copies keys and values into two rings; each of two
+ * consumer warpgroups has the rows of one head. A consumer's scores of the next keys are computed while it
+ * adds the values of the last, and its exponentials while the other's products run.
  *
  * Keys lie as rows of a panel (attention_wgmma.cuh), values transposed: a dimension is a row. A cache of FP8
- * becomes f16 on the way, see attention_number.cuh. A row's numbers come in steps of KEYS that begin at
- * absolute positions, and a step of which it sees nothing changes none of its bits: they do not depend on
- * which rows share its tile. */
+ * becomes f16 on the way, see attention_number.cuh. Where there is memory for images of both
+ * (attention_images.cu), one thread has them copied, and draws the next tile and heads before the last ones
+ * are done, so that a block's rings never run empty; else a block has one tile and its heads.
+ *
+ * A row's numbers come in steps of KEYS that begin at absolute positions, and a step of which it sees nothing
+ * changes none of its bits: they do not depend on which rows share its tile. */
 #include "kernels/cuda/plugin/attention_wgmma_copy.cuh"
 
 /* ---- the producer ---------------------------------------------------------------------------------- */
@@ -56,6 +59,78 @@ static __device__ __forceinline__ void produce(const struct cuda_attention &a, c
     copies_wait<0>();
     shared_for_async();
     bell_ring(pending);
+}
+
+/* The same from images, in two copies a step, behind `before` steps of other work. */
+template <int HD>
+static __device__ __forceinline__ void fetch(const struct cuda_attention &a, const work &w,
+                                             const uint8_t *images, int before, uint32_t smem)
+{
+    typedef plan<HD> at;
+    const uint8_t *from = images + image_at<HD>(a.kv, w.tile.image, w.kv_head);
+    const size_t next = image_at<HD>(a.kv, 1, 0);
+    for (int step = 0; step <= w.n_step; step++) {
+        if (step < w.n_step) {
+            const int i = before + step, stage = i % STAGES;
+            bell_wait(smem + at::KEY_FREE + 8 * stage, i / STAGES % 2 ^ 1);
+            bell_expect(smem + at::KEY_THERE + 8 * stage, at::STEP);
+            copy_in_run(smem + at::KEY + stage * at::STEP, from + step * next, at::STEP,
+                        smem + at::KEY_THERE + 8 * stage);
+        }
+        if (step > 0) {
+            const int i = before + step - 1, stage = i % STAGES;
+            bell_wait(smem + at::VALUE_FREE + 8 * stage, i / STAGES % 2 ^ 1);
+            bell_expect(smem + at::VALUE_THERE + 8 * stage, at::STEP);
+            copy_in_run(smem + at::VALUE + stage * at::STEP, from + (step - 1) * next + at::STEP, at::STEP,
+                        smem + at::VALUE_THERE + 8 * stage);
+        }
+    }
+}
+
+/* The item-th piece of work, those that see the most keys first; without steps behind the last. */
+static __device__ __forceinline__ work work_of(const cuda_attention &a, int item)
+{
+    const int of_kv = a.n_head / a.kv.n_kv_head, pairs = (of_kv + 1) / 2, of_tile = a.kv.n_kv_head * pairs,
+              which = min(*a.tile_count, a.n_tile) - 1 - item / of_tile;
+    work w = {};
+    if (which < 0)
+        return w;
+    w.tile = a.tile[which];
+    w.table = a.block_table + (size_t)w.tile.seq * *a.stride;
+    w.kv_head = item % of_tile / pairs;
+    const int first = item % of_tile % pairs * 2;
+    w.head = w.kv_head * of_kv + first;
+    w.n_head = min(2, of_kv - first);
+    w.pos = a.pos[w.tile.row];
+    w.end = w.pos + w.tile.n_row;
+    w.n_step = (w.end + KEYS - 1) / KEYS;
+    return w;
+}
+
+/* What of the work is under way. */
+struct hands {
+    work of[STAGES];
+};
+
+/* One thread: work as it is drawn, what it is put into `given` for the consumers, and its copies. */
+template <int HD>
+static __device__ __forceinline__ void hand_out(const cuda_attention &a, const uint8_t *images,
+                                                uint32_t *ticket, hands &given, uint32_t smem)
+{
+    typedef plan<HD> at;
+    int item = (int)atomicAdd(ticket, 1u), before = 0;
+    for (int n = 0;; n++) {
+        const work w = work_of(a, item);
+        if (w.n_step > 0)
+            item = (int)atomicAdd(ticket, 1u);
+        bell_wait(smem + at::WORK_FREE + 8 * (n % STAGES), n / STAGES % 2 ^ 1);
+        given.of[n % STAGES] = w;
+        bell_ring(smem + at::WORK_THERE + 8 * (n % STAGES));
+        if (w.n_step == 0)
+            return;
+        fetch<HD>(a, w, images, before, smem);
+        before += w.n_step;
+    }
 }
 
 /* ---- a consumer ------------------------------------------------------------------------------------ */
@@ -166,7 +241,7 @@ static __device__ __forceinline__ void begin_values(float (&o)[HD / 2], const ui
 
 template <int HD, int TYPE>
 static __device__ __forceinline__ void consume(const struct cuda_attention &a, const work &w, int group,
-                                               uint32_t smem)
+                                               int before, uint32_t smem)
 {
     typedef plan<HD> at;
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32, g = lane / 4;
@@ -189,18 +264,22 @@ static __device__ __forceinline__ void consume(const struct cuda_attention &a, c
     }
     float s[KEYS / 2] = {}, o[HD / 2] = {}, by[2];
     uint32_t p[KEYS / 4];
-    bell_wait(smem + at::KEY_THERE, 0);
-    begin_scores<HD, TYPE>(s, queries, smem + at::KEY);
+    int stage = before % STAGES, parity = before / STAGES % 2;
+    bell_wait(smem + at::KEY_THERE + 8 * stage, parity);
+    begin_scores<HD, TYPE>(s, queries, smem + at::KEY + stage * at::STEP);
     products_wait<0>();
     products_there(s);
-    leave(smem + at::KEY_FREE, lane);
+    leave(smem + at::KEY_FREE + 8 * stage, lane);
     weigh<TYPE>(s, r, sees, w.pos + 1 >= KEYS, by, lane);
     pack<TYPE>(p, s);
     for (int step = 1; step < w.n_step; step++) {
-        const int stage = step % STAGES, before = step - 1, its = before % STAGES;
-        bell_wait(smem + at::KEY_THERE + 8 * stage, step / STAGES % 2);
+        const int its = stage;
+        const int its_parity = parity;
+        stage = (before + step) % STAGES;
+        parity = (before + step) / STAGES % 2;
+        bell_wait(smem + at::KEY_THERE + 8 * stage, parity);
         begin_scores<HD, TYPE>(s, queries, smem + at::KEY + stage * at::STEP);
-        bell_wait(smem + at::VALUE_THERE + 8 * its, before / STAGES % 2);
+        bell_wait(smem + at::VALUE_THERE + 8 * its, its_parity);
         begin_values<HD, TYPE>(o, p, smem + at::VALUE + its * at::STEP);
         products_wait<1>();
         products_there(s);
@@ -215,11 +294,12 @@ static __device__ __forceinline__ void consume(const struct cuda_attention &a, c
             o[i] *= by[i / 2 % 2];
         pack<TYPE>(p, s);
     }
-    const int last = w.n_step - 1;
-    bell_wait(smem + at::VALUE_THERE + 8 * (last % STAGES), last / STAGES % 2);
-    begin_values<HD, TYPE>(o, p, smem + at::VALUE + last % STAGES * at::STEP);
+    bell_wait(smem + at::VALUE_THERE + 8 * stage, parity);
+    begin_values<HD, TYPE>(o, p, smem + at::VALUE + stage * at::STEP);
     products_wait<0>();
     products_there(o);
+    leave(smem + at::VALUE_FREE + 8 * stage, lane);
+    bell_ring(smem + at::QUERIES_THERE + 8 * group); /* nor does it read its queries any more */
     const float out_scale = TYPE == CUDA_KV_FP8 ? a.kv.scale[1] : 1.0f;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -238,59 +318,91 @@ static __device__ __forceinline__ void consume(const struct cuda_attention &a, c
     }
 }
 
-/* grid: (KV heads x pairs of their query heads, tiles), the tiles from the last on, as those see the most
- * keys. */
+/* A group that has no head of this work: the rings go on without it. */
+template <int HD>
+static __device__ __forceinline__ void pass(const work &w, int before, int lane, uint32_t smem)
+{
+    typedef plan<HD> at;
+    for (int i = before; i < before + w.n_step; i++) {
+        bell_wait(smem + at::KEY_THERE + 8 * (i % STAGES), i / STAGES % 2);
+        leave(smem + at::KEY_FREE + 8 * (i % STAGES), lane);
+        bell_wait(smem + at::VALUE_THERE + 8 * (i % STAGES), i / STAGES % 2);
+        leave(smem + at::VALUE_FREE + 8 * (i % STAGES), lane);
+    }
+}
+
+/* ticket: what of the work has been drawn, where there are images; else a block has one piece of it. */
 template <int HD, int TYPE>
-static __global__ void __launch_bounds__(THREADS, 1) wgmma_kernel(const cuda_attention a)
+static __global__ void __launch_bounds__(THREADS, 1)
+    wgmma_kernel(const cuda_attention a, const uint8_t *images, uint32_t *ticket)
 {
 #if GPU_IS_EMULATED || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typedef plan<HD> at;
     DYNAMIC_SHARED(memory);
+    SHARED(hands, given);
     gpu_wait_before();
     gpu_let_next();
     const uint32_t smem = (shared_offset(memory) + 1023u) & ~1023u;
-    const int which = a.n_tile - 1 - (int)blockIdx.y, of_kv = a.n_head / a.kv.n_kv_head,
-              pairs = (of_kv + 1) / 2;
-    if (which >= min(*a.tile_count, a.n_tile))
-        return;
-    work w;
-    w.tile = a.tile[which];
-    w.table = a.block_table + (size_t)w.tile.seq * *a.stride;
-    w.kv_head = (int)blockIdx.x / pairs;
-    const int first = (int)blockIdx.x % pairs * 2;
-    w.head = w.kv_head * of_kv + first;
-    w.n_head = min(2, of_kv - first);
-    w.pos = a.pos[w.tile.row];
-    w.end = w.pos + w.tile.n_row;
-    w.n_step = (w.end + KEYS - 1) / KEYS;
-    if (threadIdx.x < at::N_BELL) {
-        const int ring = (int)threadIdx.x / STAGES; /* four, then the queries of each group */
-        bell_make(smem + at::BELLS + 8 * threadIdx.x, ring % 2 && ring < 4 ? 4 * w.n_head : GROUP);
+    if (threadIdx.x < at::N_BELL) { /* six rings, then the queries of each group */
+        const int ring = (int)threadIdx.x / STAGES;
+        bell_make(smem + at::BELLS + 8 * threadIdx.x, ring >= 6             ? GROUP
+                                                      : ring % 2            ? 2 * GROUP / 32
+                                                      : images || ring == 4 ? 1
+                                                                            : GROUP);
     }
     bells_made();
     __syncthreads();
-    const int group = (int)threadIdx.x / GROUP - 1;
+    const int group = (int)threadIdx.x / GROUP - 1, lane = threadIdx.x % 32;
     if (group < 0) {
         registers_fewer<TYPE == CUDA_KV_FP8 ? 56 : 40>();
-        produce<HD, TYPE>(a, w, smem);
-    } else {
-        registers_more<TYPE == CUDA_KV_FP8 ? 224 : 232>();
-        if (group < w.n_head)
-            consume<HD, TYPE>(a, w, group, smem);
+        if (images) {
+            if (threadIdx.x == 0)
+                hand_out<HD>(a, images, ticket, given, smem);
+            return;
+        }
+        const work w = work_of(a, (int)blockIdx.x);
+        if (w.n_step > 0)
+            produce<HD, TYPE>(a, w, smem);
+        return;
+    }
+    registers_more<TYPE == CUDA_KV_FP8 ? 224 : 232>();
+    for (int n = 0, before = 0, turn = 0;; n++) {
+        if (images)
+            bell_wait(smem + at::WORK_THERE + 8 * (n % STAGES), n / STAGES % 2);
+        const work w = images ? given.of[n % STAGES] : work_of(a, (int)blockIdx.x);
+        if (images)
+            leave(smem + at::WORK_FREE + 8 * (n % STAGES), lane);
+        if (w.n_step == 0)
+            return;
+        if (group >= w.n_head) {
+            pass<HD>(w, before, lane, smem);
+        } else {
+            if (turn++ > 0) /* all of the group are done with its queries */
+                bell_wait(smem + at::QUERIES_THERE + 8 * group, 1);
+            consume<HD, TYPE>(a, w, group, before, smem);
+        }
+        before += w.n_step;
+        if (!images)
+            return;
     }
 #else
     (void)a;
+    (void)images;
+    (void)ticket;
     __trap(); /* wgmma is Hopper's alone: attention_has_wgmma refuses others */
 #endif
 }
 
-template <int HD, int TYPE> static const char *start(const cuda_attention &a, cudaStream_t stream)
+template <int HD, int TYPE>
+static const char *start(const cuda_attention &a, uint8_t *images, int n_sm, cudaStream_t stream)
 {
     const size_t bytes = plan<HD>::BYTES + 1023;
-    const int pairs = (a.n_head / a.kv.n_kv_head + 1) / 2;
-    const dim3 grid((unsigned)(a.kv.n_kv_head * pairs), (unsigned)a.n_tile);
+    const int pairs = (a.n_head / a.kv.n_kv_head + 1) / 2, items = a.kv.n_kv_head * pairs * a.n_tile;
+    uint32_t *ticket = images ? attention_ticket(&a, images) : nullptr;
     const char *why = gpu_why(gpu_allow_shared(wgmma_kernel<HD, TYPE>, bytes));
-    return why ? why : gpu_why(gpu_launch(wgmma_kernel<HD, TYPE>, grid, THREADS, bytes, stream, a));
+    return why ? why
+               : gpu_why(gpu_launch(wgmma_kernel<HD, TYPE>, images ? min(items, n_sm) : items, THREADS, bytes,
+                                    stream, a, images, ticket));
 }
 
 bool attention_has_wgmma(const struct cuda_kv *kv, const struct gpu_limits *limits)
@@ -298,10 +410,16 @@ bool attention_has_wgmma(const struct cuda_kv *kv, const struct gpu_limits *limi
     return limits->major == 9 && (kv->head_dim == 64 || kv->head_dim == 128) && attention_has_mma(kv);
 }
 
-const char *attention_wgmma_start(const struct cuda_attention *a, cudaStream_t stream)
+const char *attention_wgmma_start(const struct cuda_attention *a, uint8_t *images, const struct op_place *at)
 {
     const bool fp8 = a->kv.type == CUDA_KV_FP8;
+    const char *why = images ? attention_images_start(a, images, at->stream) : nullptr;
+    const int n_sm = at->limits->n_sm;
+    if (why)
+        return why;
     if (a->kv.head_dim == 64)
-        return fp8 ? start<64, CUDA_KV_FP8>(*a, stream) : start<64, CUDA_KV_BF16>(*a, stream);
-    return fp8 ? start<128, CUDA_KV_FP8>(*a, stream) : start<128, CUDA_KV_BF16>(*a, stream);
+        return fp8 ? start<64, CUDA_KV_FP8>(*a, images, n_sm, at->stream)
+                   : start<64, CUDA_KV_BF16>(*a, images, n_sm, at->stream);
+    return fp8 ? start<128, CUDA_KV_FP8>(*a, images, n_sm, at->stream)
+               : start<128, CUDA_KV_BF16>(*a, images, n_sm, at->stream);
 }

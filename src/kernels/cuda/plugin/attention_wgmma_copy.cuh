@@ -7,7 +7,7 @@
 #define GROUP   128 /* threads */
 #define THREADS (3 * GROUP)
 #define ROWS    CUDA_TILE_TOKENS
-#define KEYS    128 /* a step */
+#define KEYS    CUDA_IMAGE_KEYS /* a step */
 #define BLOCKS  (KEYS / CUDA_KV_BLOCK)
 #define STAGES  2 /* of each ring */
 
@@ -16,19 +16,28 @@ template <int HD> struct plan {
     static const uint32_t QUERIES = ROWS * HD * 2, STEP = KEYS * HD * 2, PANEL_Q = ROWS * 128,
                           PANEL_K = KEYS * 128, PANEL_V = HD * 128, KEY = 2 * QUERIES,
                           VALUE = KEY + STAGES * STEP, SCALE = VALUE + STAGES * STEP,
-                          BELLS = SCALE + 2 * ROWS * 4, N_BELL = 4 * STAGES + 2, BYTES = BELLS + 8 * N_BELL,
+                          BELLS = SCALE + 2 * ROWS * 4, N_BELL = 6 * STAGES + 2, BYTES = BELLS + 8 * N_BELL,
                           KEY_THERE = BELLS, KEY_FREE = KEY_THERE + 8 * STAGES,
                           VALUE_THERE = KEY_FREE + 8 * STAGES, VALUE_FREE = VALUE_THERE + 8 * STAGES,
-                          QUERIES_THERE = VALUE_FREE + 8 * STAGES;
+                          WORK_THERE = VALUE_FREE + 8 * STAGES, WORK_FREE = WORK_THERE + 8 * STAGES,
+                          QUERIES_THERE = WORK_FREE + 8 * STAGES;
 };
 
-/* What a block works on. */
+/* What a block works on: a tile, and one or two query heads that share a KV head. */
 struct work {
     struct cuda_tile tile;
     const int32_t *table;
-    int kv_head, head, n_head; /* of the first of n_head query heads: 1 or 2 */
-    int pos, end, n_step;      /* of the first row; keys that some row sees */
+    int kv_head, head, n_head; /* of the first of n_head query heads */
+    int pos, end, n_step; /* of the first row; keys that some row sees. No steps: there is no more work */
 };
+
+/* Bytes before an image of a KV head: attention_images.cu. */
+template <int HD>
+[[maybe_unused]] static __device__ __forceinline__ size_t image_at(const struct cuda_kv &kv, int image,
+                                                                   int kv_head)
+{
+    return ((size_t)image * kv.n_kv_head + kv_head) * 2 * plan<HD>::STEP;
+}
 
 /* The step's entries of the block table, a lane each; of blocks that no row sees, the last one's. */
 [[maybe_unused]] static __device__ __forceinline__ int entries(const work &w, int step, int lane)

@@ -43,7 +43,7 @@ const char *argmax_start(const struct cuda_op *op, const struct op_place *at);
 const char *sample_start(const struct cuda_op *op, const struct op_place *at);
 const char *qkv_start(const struct cuda_op *op, const struct op_place *at);
 const char *attention_start(const struct cuda_op *op, const struct op_place *at);
-size_t attention_scratch(const struct cuda_op *op);
+size_t attention_scratch(const struct cuda_op *op, const struct gpu_limits *limits);
 /* Attention of rows that are alone in their sequences, and what precedes it, in one launch: two operators, of
  * which the first is of CUDA_OP_QKV. The second's scratch. Whether they are so, and many enough for it to
  * pay. */

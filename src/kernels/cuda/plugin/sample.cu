@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     if (!d.wanted)
         return;
     const sample_row row = sample_row::of(a.x + (size_t)t * a.n, a.n, (int)blockIdx.x, (int)gridDim.x, bins);
-    find_max(row, r);
+    find_max(row, d.top_k > 0, r);
     int token;
     if (!(r.max > -INFINITY && r.max < INFINITY))
         token = -1;

@@ -76,13 +76,11 @@ struct sample_room {
     union { /* of two passes, which take turns */
         unsigned long long mass[2][MASS_BINS];
         unsigned count[2][COUNT_BINS];
+        unsigned largest[CLUSTER_MAX][THREADS]; /* keys of what find_max's threads have found */
     } bin;
-    double sum[SUMS_MAX]; /* of each SUM_BLOCK of weights, or of those above the cut */
-    int equal[SUMS_MAX];  /* weights equal to the cut                                */
-    union {
-        double value[SUMS_MAX];          /* what is summed up one after the other: masses, or weights */
-        float weight[CUDA_SAMPLE_TOP_K]; /* of the list */
-    } of;
+    double sum[SUMS_MAX];   /* of each SUM_BLOCK of weights, or of those above the cut */
+    int equal[SUMS_MAX];    /* weights equal to the cut                                */
+    double value[SUMS_MAX]; /* what is summed up one after the other: masses, or weights */
     union {
         double running[SUMS_MAX + 1];               /* the sum before each of them */
         unsigned long long list[CUDA_SAMPLE_TOP_K]; /* candidates: key, then the lower id first */
@@ -179,18 +177,58 @@ template <typename F> static __device__ __forceinline__ void each_column(const s
     }
 }
 
+/* The same in fours, where the row begins with one; the columns of a thread are others then. */
+template <typename F> static __device__ __forceinline__ void each_in_fours(const sample_row &row, F f)
+{
+    const int AHEAD = 5;
+    if ((uintptr_t)row.x % sizeof(float4) != 0) {
+        each_column(row, f);
+        return;
+    }
+    const int n_four = (row.end - row.begin) / 4;
+    const float4 *four = (const float4 *)(row.x + row.begin);
+    for (int first = threadIdx.x; first < n_four; first += AHEAD * THREADS) {
+        float4 v[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            v[j] = first + j * THREADS < n_four ? four[first + j * THREADS] : float4{};
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            if (first + j * THREADS < n_four) {
+                const int i = row.begin + 4 * (first + j * THREADS);
+                f(v[j].x, i);
+                f(v[j].y, i + 1);
+                f(v[j].z, i + 2);
+                f(v[j].w, i + 3);
+            }
+    }
+    const int last = row.begin + 4 * n_four + (int)threadIdx.x;
+    if (last < row.end)
+        f(row.x[last], last);
+}
+static_assert(SUM_BLOCK % 4 == 0, "a block's stretch begins with a four");
+
+/* Larger logits have larger keys, equal ones the same; 0: not a candidate. */
+static __device__ __forceinline__ unsigned key_of(float x)
+{
+    const unsigned bits = x == 0.0f ? 0u : __float_as_uint(x);
+    return !(x > -INFINITY) ? 0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
 /* The largest of the row, the lowest index among equals, into r.max and r.index of all blocks; NaN never is.
- */
-static __device__ __forceinline__ void find_max(const sample_row &row, sample_room &r)
+ * With `all`, the key of what each thread has found is in r.bin.largest of all blocks, too, and r.n is 0. */
+static __device__ __forceinline__ void find_max(const sample_row &row, bool all, sample_room &r)
 {
     float best = -INFINITY;
     int at = 0x7fffffff;
-    each_column(row, [&](float v, int i) {
+    each_in_fours(row, [&](float v, int i) {
         if (v > best) {
             best = v;
             at = i;
         }
     });
+    for (int i = 0; all && i < row.n_rank; i++)
+        cluster_at(&r, i)->bin.largest[row.rank][threadIdx.x] = key_of(best);
     const auto take = [&](float v, int j) {
         if (v > best || (v == best && j < at)) {
             best = v;
@@ -207,6 +245,8 @@ static __device__ __forceinline__ void find_max(const sample_row &row, sample_ro
     };
     if (threadIdx.x % 32 == 0)
         r.of_warp[threadIdx.x / 32] = packed();
+    if (threadIdx.x == 0)
+        r.n = 0;
     __syncthreads();
     if ((int)threadIdx.x < row.n_rank) {
         for (int i = 0; i < WARPS; i++)
@@ -263,7 +303,7 @@ static __device__ __forceinline__ void sum_blocks(const sample_row &row, sample_
 }
 static_assert(SUM_BLOCK % (16 * SUM_LANES) == 0, "whole steps of sixteen");
 
-/* r.of.value (n) one after the other, from `from` on, or off it: r.to.running[i] is what there is before the
+/* r.value (n) one after the other, from `from` on, or off it: r.to.running[i] is what there is before the
  * i-th, [n] the end, which is returned. By the first warp: the others do not add, they wait. */
 static __device__ __forceinline__ double run_up(double from, int n, bool off, sample_room &r)
 {
@@ -273,13 +313,13 @@ static __device__ __forceinline__ double run_up(double from, int n, bool off, sa
         double at = from, v[AHEAD], next[AHEAD];
 #pragma unroll
         for (int j = 0; j < AHEAD; j++)
-            next[j] = r.of.value[j];
+            next[j] = r.value[j];
 #pragma unroll 1
         for (int i = 0; i < n; i += AHEAD) {
 #pragma unroll
             for (int j = 0; j < AHEAD; j++) {
                 v[j] = next[j];
-                next[j] = r.of.value[(i + AHEAD) % SUMS_MAX + j]; /* behind the last: whatever is there */
+                next[j] = r.value[(i + AHEAD) % SUMS_MAX + j]; /* behind the last: whatever is there */
             }
 #pragma unroll
             for (int j = 0; j < AHEAD; j++) {
@@ -331,14 +371,14 @@ static __device__ __forceinline__ int draw_from_row(const sample_row &row, float
         left[i] = max(n_equal - before, 0);
         before += equal[i];
         if (b < row.n_sum)
-            r.of.value[b] = plus(r.sum[b], times((double)min(equal[i], left[i]), (double)cut));
+            r.value[b] = plus(r.sum[b], times((double)min(equal[i], left[i]), (double)cut));
     }
     run_up(0.0, row.n_sum, false, r);
     int mine = 0; /* the block + 1 */
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         const int b = (int)threadIdx.x * PER + i;
-        if (b < row.n_sum && r.of.value[b] > 0 && r.to.running[b] <= target)
+        if (b < row.n_sum && r.value[b] > 0 && r.to.running[b] <= target)
             mine = b + 1;
     }
     const int block = block_largest(mine, r) - 1;
@@ -353,7 +393,7 @@ static __device__ __forceinline__ int draw_from_row(const sample_row &row, float
     const bool is_equal = at < row.n && w == cut;
     const int rank = (int)sum_before(is_equal, r);
     const bool is = w > cut || (is_equal && rank < r.n);
-    r.of.value[threadIdx.x] = is ? (double)w : 0.0;
+    r.value[threadIdx.x] = is ? (double)w : 0.0;
     run_up(from, SUM_BLOCK, true, r);
     const int last = block_largest(is && r.to.running[threadIdx.x] >= 0 ? (int)threadIdx.x + 1 : 0, r);
     return last ? block * SUM_BLOCK + last - 1 : -1;

@@ -3,11 +3,59 @@
 
 #include "kernels/cuda/plugin/sample_nucleus.cuh"
 
-/* Larger logits have larger keys, equal ones the same; 0: not a candidate. */
-static __device__ __forceinline__ unsigned key_of(float x)
+#define FLOOR_BIT 8 /* the lowest that is looked at */
+
+/* A key that the k-th largest of the row is not below; 0 where nothing is known. Thread t of every block
+ * together have a part of the row: k parts whose largest are not below a key have k logits that are not. And
+ * few others are: of parts by chance, k = 50 are in the 53 largest. */
+static __device__ __forceinline__ unsigned find_floor(const sample_row &row, int k, sample_room &r)
 {
-    const unsigned bits = x == 0.0f ? 0u : __float_as_uint(x);
-    return !(x > -INFINITY) ? 0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    unsigned largest = 0, of_part[WARPS], floor = 0;
+    for (int i = 0; i < row.n_rank; i++)
+        largest = max(largest, r.bin.largest[i][threadIdx.x]);
+    row.bins[threadIdx.x] = largest;
+    __syncthreads();
+    for (int i = 0; i < WARPS; i++)
+        of_part[i] = row.bins[i * 32 + (int)threadIdx.x % 32];
+    for (int bit = 31; bit >= FLOOR_BIT; bit--) { /* each warp for itself */
+        const unsigned higher = floor | 1u << bit;
+        unsigned n = 0;
+        for (int i = 0; i < WARPS; i++)
+            n += of_part[i] >= higher;
+        if (warp_total(n) >= (unsigned)k)
+            floor = higher;
+    }
+    return floor;
+}
+
+static __device__ __forceinline__ unsigned long long entry_of(unsigned key, int i)
+{
+    return (unsigned long long)key << 32 | (0xffffffffu - (unsigned)i);
+}
+
+static __device__ __forceinline__ int index_of(unsigned long long entry)
+{
+    return (int)(0xffffffffu - (unsigned)entry);
+}
+
+/* All that are not below `floor`, in any order, into the first block's list, by the threads that have found
+ * one. Returns in all blocks how many there are: there is no room for more than CUDA_SAMPLE_TOP_K. */
+static __device__ __forceinline__ int collect_from(const sample_row &row, unsigned floor, sample_room &r)
+{
+    sample_room *first = cluster_at(&r, 0);
+    if (r.bin.largest[row.rank][threadIdx.x] >= floor)
+        each_in_fours(row, [&](float x, int i) {
+            const unsigned key = key_of(x);
+            if (key < floor)
+                return;
+            const int to = atomicAdd(&first->n, 1);
+            if (to < CUDA_SAMPLE_TOP_K)
+                first->to.list[to] = entry_of(key, i);
+        });
+    cluster_sync();
+    const int n = first->n;
+    cluster_meet(); /* nobody looks at it any more */
+    return n;
 }
 
 /* The key of the k-th largest, and in r.n of all blocks how many of that key are among the k. False: there
@@ -88,7 +136,7 @@ static __device__ __forceinline__ int collect(const sample_row &row, unsigned kt
         const unsigned key = i < end ? key_of(row.x[i]) : 0u;
         if (key > kth) {
             const int to = atomicAdd(&first->n, 1);
-            first->to.list[to] = (unsigned long long)key << 32 | (0xffffffffu - (unsigned)i);
+            first->to.list[to] = entry_of(key, i);
         }
         equal += __popc(__ballot_sync(ALL_LANES, key == kth && key != 0));
     }
@@ -112,7 +160,7 @@ static __device__ __forceinline__ int collect(const sample_row &row, unsigned kt
         const unsigned all = __ballot_sync(ALL_LANES, is);
         const int rank = before + __popc(all & ((1u << lane) - 1));
         if (is && rank < n_equal)
-            first->to.list[k - n_equal + rank] = (unsigned long long)kth << 32 | (0xffffffffu - (unsigned)i);
+            first->to.list[k - n_equal + rank] = entry_of(kth, i);
         before += __popc(all);
     }
     cluster_sync();
@@ -143,46 +191,76 @@ static __device__ __forceinline__ void sort_list(int n, sample_room &r)
 }
 static_assert(CUDA_SAMPLE_TOP_K <= 2 * THREADS, "a pair for each thread");
 
-/* The answer is the first block's first thread's. */
+/* The largest k of the row into the first block's list, sorted. Returns how many there are, in the first
+ * block. */
+static __device__ __forceinline__ int find_top(const sample_row &row, int k, sample_room &r)
+{
+    const unsigned floor = find_floor(row, k, r);
+    int held = floor ? collect_from(row, floor, r) : CUDA_SAMPLE_TOP_K + 1;
+    if (held > CUDA_SAMPLE_TOP_K) { /* too many parts, or too many equals */
+        unsigned kth = 0;
+        if (!find_kth(row, k, &kth, r)) { /* all of them */
+            if (threadIdx.x == 0)
+                r.n = 0;
+            kth = 0;
+            __syncthreads();
+        }
+        held = collect(row, kth, k, r);
+    }
+    if (row.rank > 0)
+        return 0;
+    sort_list(held, r);
+    return min(held, k);
+}
+
+/* In r.n: the first of m sums r.to.running[i + 1] that reaches `wanted`, or passes it, or else what is
+ * there. */
+static __device__ __forceinline__ void find_sum(int m, double wanted, bool passes, sample_room &r)
+{
+    const auto is_there = [&](double sum) { return passes ? sum > wanted : sum >= wanted; };
+    for (int i = threadIdx.x; i < m; i += THREADS)
+        if (is_there(r.to.running[i + 1]) && (i == 0 || !is_there(r.to.running[i])))
+            r.n = i;
+    __syncthreads();
+}
+
+/* The answer is the first block's. The sums of the first weights are the CPU's: those of all, of the nucleus,
+ * and of those before the draw are the same ones. */
 static __device__ __forceinline__ int draw_from_top(const sample_row &row, const cuda_draw &d, sample_room &r)
 {
-    unsigned kth = 0;
-    const int k = min(d.top_k, row.n);
-    if (!find_kth(row, k, &kth, r)) { /* all of them */
+    const int held = find_top(row, min(d.top_k, row.n), r);
+    if (held == 0)
+        return -1;
+    const float factor = times(d.scale, 1.44269504f);
+    int id[2], zeros = 0;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const int i = (int)threadIdx.x + j * THREADS;
+        id[j] = i < held ? index_of(r.to.list[i]) : -1;
+        const float w = i < held ? weight_of(row.x[id[j]], r.max, factor, d.min_p) : 0.0f;
+        r.value[i] = (double)w;
+        if (i < held && !(w > 0))
+            zeros = max(zeros, held - i);
+    }
+    int m = held - block_largest(zeros, r);
+    const double total = run_up(0.0, m, false, r);
+    if (d.top_p < 1) {
         if (threadIdx.x == 0)
-            r.n = 0;
-        kth = 0;
+            r.n = m - 1;
+        __syncthreads();
+        find_sum(m, times(total, (double)d.top_p), false, r);
+        m = r.n + 1;
         __syncthreads();
     }
-    const int held = collect(row, kth, k, r);
-    if (row.rank > 0 || held == 0)
-        return -1;
-    sort_list(held, r);
-    const float factor = times(d.scale, 1.44269504f);
-    for (int i = threadIdx.x; i < held; i += THREADS)
-        r.of.weight[i] = weight_of(row.x[0xffffffffu - (unsigned)r.to.list[i]], r.max, factor, d.min_p);
+    if (threadIdx.x == 0)
+        r.n = m - 1;
     __syncthreads();
-    if (threadIdx.x != 0)
-        return -1;
-    double total = 0, at = 0;
-    int m = 0;
-    for (; m < held && r.of.weight[m] > 0; m++)
-        total = plus(total, (double)r.of.weight[m]);
-    for (int j = 0; d.top_p < 1 && j < m; j++) {
-        at = plus(at, (double)r.of.weight[j]);
-        if (at >= times(total, (double)d.top_p))
-            m = j + 1;
-    }
-    total = at = 0;
-    for (int j = 0; j < m; j++)
-        total = plus(total, (double)r.of.weight[j]);
-    int token = m ? (int)(0xffffffffu - (unsigned)r.to.list[m - 1]) : -1;
-    for (int j = 0; j < m; j++) {
-        at = plus(at, (double)r.of.weight[j]);
-        if (at > times(d.uniform, total)) {
-            token = (int)(0xffffffffu - (unsigned)r.to.list[j]);
-            break;
-        }
-    }
-    return token;
+    find_sum(m, times(d.uniform, r.to.running[m]), true, r);
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+        if ((int)threadIdx.x + j * THREADS == r.n)
+            r.index = id[j];
+    __syncthreads();
+    return m ? r.index : -1;
 }
+static_assert(CUDA_SAMPLE_TOP_K <= 2 * THREADS && CUDA_SAMPLE_TOP_K <= SUMS_MAX, "two weights a thread");

@@ -106,7 +106,7 @@ static bool scratch_of(struct cuda_gpu *g, const struct cuda_op *op, size_t *byt
     if (op->kind == CUDA_OP_LINEAR)
         *bytes = linear_op_scratch(op);
     else if (op->kind == CUDA_OP_ATTENTION)
-        *bytes = attention_scratch(op);
+        *bytes = attention_scratch(op, &g->limits);
     else if (op->kind == CUDA_OP_MOE_PLAIN)
         *bytes = moe_plain_scratch(op);
     if (op->kind == CUDA_OP_MOE_W4A4) {
@@ -281,7 +281,7 @@ int gpu_start_joined(struct cuda_gpu *g, const struct cuda_op *all, int i, int a
         is_alone(g), ahead_of(all + i, all_op - i)};
     const struct cuda_op *op = all + i;
     const int n_op = all_op - i;
-    if (attention_joined_takes(op, n_op) && attention_scratch(&op[1]) <= g->scratch_bytes) {
+    if (attention_joined_takes(op, n_op) && attention_scratch(&op[1], &g->limits) <= g->scratch_bytes) {
         const char *why = attention_joined_start(op, &at);
         return !why || gpu_fail(g, "launch", why) ? 2 : -1;
     }

@@ -4,6 +4,7 @@
 
 #include "base/cpu.h"
 #include "base/mem.h"
+#include "comm/backend.h"
 #include "unit/comm_case.h"
 
 static float value_of(int rank, size_t i)
@@ -198,6 +199,51 @@ static void test_rows_of_nans_arrive(void **state)
     run_ranks(2, 64 << 10, rows_of_nans);
 }
 
+static bool all_marks(const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof(bits));
+        if (bits != UINT32_MAX)
+            return false;
+    }
+    return true;
+}
+
+/* A row is there when its last float is, wherever that is in a line; nothing is written behind it, and its
+ * room is given back whole. Rank 1 makes believe that all but the last have come; rank 0 takes its time. */
+static bool last_float_of_rows(struct comm *c)
+{
+    static const size_t n[] = {1, 2, 5, 15, 16, 17, 31, 32, 33, 63, 64, 100};
+    const struct comm_backend_rows *rows = c->backend->rows;
+    CHECK(rows);
+    for (size_t i = 0; i < COUNT_OF(n); i++) {
+        float x[128];
+        for (size_t j = 0; j < COUNT_OF(x); j++)
+            x[j] = 2 + (float)j;
+        CHECK(comm_barrier(c));
+        if (comm_rank(c) == 0)
+            usleep(3000);
+        rows->start(c, 1, x, n[i]);
+        float *to = (float *)(uintptr_t)rows->data(c, 1);
+        if (comm_rank(c) == 1) {
+            CHECK(all_marks(to, 2 * COUNT_OF(x)));
+            memset(to, 0, (n[i] - 1) * sizeof(float));
+        }
+        CHECK(rows->come(c, 1, 0, n[i]));
+        CHECK(!memcmp(to, x, n[i] * sizeof(float)));
+        CHECK(all_marks(to + n[i], COUNT_OF(x)));
+        rows->used(c, 1, 0, n[i]);
+    }
+    return comm_barrier(c);
+}
+
+static void test_rows_come_with_their_last_float(void **state)
+{
+    (void)state;
+    run_ranks(2, 64 << 10, last_float_of_rows);
+}
+
 /* What was started on a failed communicator never comes, and is not taken for rows of NaNs. */
 static bool rows_of_the_failed(struct comm *c)
 {
@@ -282,6 +328,7 @@ int main(void)
         cmocka_unit_test(test_fused_norm_has_the_bits_of_the_composed_one),
         cmocka_unit_test(test_every_way_of_a_block_has_the_same_bits),
         cmocka_unit_test(test_rows_of_nans_arrive),
+        cmocka_unit_test(test_rows_come_with_their_last_float),
         cmocka_unit_test(test_rows_of_the_failed_do_not_arrive),
         cmocka_unit_test(test_ranks_agree_on_the_ways),
         cmocka_unit_test(test_ranks_agree_on_sums),

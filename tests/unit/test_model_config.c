@@ -271,8 +271,10 @@ static void test_config_refusals(void **state)
     must_fail("{" LLAMA ",'head_dim':2048}", NYB_E_FORMAT, "1 to 1024");
     must_fail("{" GLM ",'head_dim':24,'partial_rotary_factor':0.3}", NYB_E_FORMAT, "7 of 24 dimensions");
     must_fail("{" LLAMA ",'rms_norm_eps':-1}", NYB_E_FORMAT, "rms_norm_eps");
-    must_fail("{" LLAMA ",'partial_rotary_factor':0.5}", NYB_E_UNSUPPORTED, "partial_rotary_factor");
-    must_fail("{" GLM ",'partial_rotary_factor':1.5}", NYB_E_UNSUPPORTED, "partial_rotary_factor");
+    must_fail("{" LLAMA ",'partial_rotary_factor':0.5}", NYB_E_UNSUPPORTED,
+              "partial_rotary_factor is 0.5, expected 1 for this architecture");
+    must_fail("{" GLM ",'partial_rotary_factor':1.5}", NYB_E_UNSUPPORTED,
+              "partial_rotary_factor is 1.5, expected at most 1");
     must_fail("{'model_type':'llama'}", NYB_E_FORMAT, "vocab_size");
     must_fail("{" LLAMA ",'rope_theta':0}", NYB_E_FORMAT, "rope_theta");
     must_fail("{" LLAMA ",'rope_scaling':{'type':'dynamic','factor':2}}", NYB_E_UNSUPPORTED, "dynamic");
@@ -291,6 +293,82 @@ static void test_config_refusals(void **state)
               "moe_num_experts");
 }
 
+/* A field that is there and wrong, one at a time: the message names it. Each would otherwise be what its
+ * default is, or what lay in memory. */
+static void test_config_names_the_field_that_is_wrong(void **state)
+{
+    static const struct {
+        const char *text, *mention;
+    } bad[] = {
+        {"{" LLAMA ",'rms_norm_eps':'small'}", "rms_norm_eps"},
+        {"{" LLAMA ",'rms_norm_eps':1.5}", "rms_norm_eps is 1.5, expected a number from 0 to 1"},
+        {"{" LLAMA ",'tie_word_embeddings':1}", "tie_word_embeddings"},
+        {"{" LLAMA ",'hidden_act':3}", "hidden_act"},
+        {"{" LLAMA ",'num_key_value_heads':'4'}", "num_key_value_heads"},
+        {"{" LLAMA ",'rope_theta':'1e4'}", "rope_theta"},
+        {"{" LLAMA ",'partial_rotary_factor':'1'}", "partial_rotary_factor"},
+        {"{" LLAMA ",'rope_parameters':{'rope_theta':-1}}", "rope_theta in rope_parameters is -1"},
+        {"{" LLAMA ",'rope_parameters':{'rope_theta':'1e4'}}", "rope_theta"},
+        {"{" LLAMA ",'rope_parameters':{'type':7}}", "type"},
+        {"{" LLAMA ",'rope_parameters':{'rope_type':7}}", "rope_type"},
+        {"{" GLM ",'rope_parameters':{'partial_rotary_factor':-0.5}}",
+         "partial_rotary_factor in rope_parameters is -0.5, expected a positive number"},
+        {"{" LLAMA ",'rope_scaling':{'type':'linear','factor':'2'}}", "factor"},
+        {"{" LLAMA ",'rope_scaling':{'type':'llama3','factor':2,'low_freq_factor':1}}",
+         "rope_scaling has no high_freq_factor, expected a number"},
+        {"{" LLAMA ",'rope_scaling':{'type':'llama3','low_freq_factor':1,'high_freq_factor':4}}",
+         "rope_scaling has no factor, expected a number"},
+        {"{" LLAMA ",'rope_scaling':{'type':'llama3','factor':2,'low_freq_factor':4,'high_freq_factor':4}}",
+         "high_freq_factor in rope_scaling is 4, expected more than low_freq_factor, which is 4"},
+        {"{" LLAMA ",'rope_scaling':{'type':'llama3','factor':2,'low_freq_factor':1,'high_freq_factor':4}}",
+         "has no original_max_position_embeddings"},
+        {"{" LLAMA ",'rope_theta':1,'rope_scaling':{'type':'yarn'}}",
+         "rope_theta is 1, yarn needs more than 1"},
+        {"{" LLAMA ",'rope_scaling':{'type':'yarn','original_max_position_embeddings':0}}",
+         "original_max_position_embeddings"},
+        {"{" LLAMA ",'rope_scaling':{'type':'yarn','factor':0}}", "factor"},
+        {"{" LLAMA ",'rope_scaling':{'type':'yarn','beta_fast':0}}", "beta_fast"},
+        {"{" LLAMA ",'rope_scaling':{'type':'yarn','beta_slow':-1}}", "beta_slow"},
+        {"{" LLAMA ",'rope_scaling':{'type':'yarn','attention_factor':-1}}",
+         "attention_factor in rope_scaling is -1, expected a number of at least 0"},
+        {"{" LLAMA ",'rope_scaling':{'type':'yarn','mscale':-1}}", "mscale"},
+        {"{" LLAMA ",'rope_scaling':{'type':'yarn','mscale':'1'}}", "mscale"},
+        {"{" LLAMA ",'rope_scaling':{'type':'yarn','mscale_all_dim':-1}}", "mscale_all_dim"},
+        {"{" LLAMA ",'rope_scaling':{'type':'yarn','truncate':0}}", "truncate"},
+        {"{'model_type':'qwen3_moe'," SIZES ",'num_experts':8,'num_experts_per_tok':2}",
+         "moe_intermediate_size"},
+        {"{'model_type':'llama','vocab_size':100,'hidden_size':64,'num_attention_heads':4,"
+         "'intermediate_size':96,'num_hidden_layers':6}",
+         "has no max_position_embeddings"},
+        {"{" GLM ",'n_group':4,'topk_group':5}", "n_group 4, topk_group 5, 16 experts and 4 for each token"},
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(bad); i++)
+        must_fail(bad[i].text, NYB_E_FORMAT, bad[i].mention);
+}
+
+/* What is just within a limit is a model like any other. */
+static void test_config_takes_what_is_just_within_its_limits(void **state)
+{
+    static const char *const good[] = {
+        "{" LLAMA ",'rms_norm_eps':0}",
+        "{" LLAMA ",'rms_norm_eps':1}",
+        "{" LLAMA ",'head_dim':1024}",
+        "{" GLM ",'n_group':4,'topk_group':1}", /* 4 for each token, all of one group */
+        "{" GLM ",'n_group':4,'topk_group':4}",
+        "{'model_type':'glm4_moe'," SIZES ",'n_routed_experts':16,'num_experts_per_tok':8,"
+        "'moe_intermediate_size':32,'n_group':4,'topk_group':2}",
+        "{'model_type':'glm4_moe'," SIZES ",'n_routed_experts':16,'num_experts_per_tok':16,"
+        "'moe_intermediate_size':32}",
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(good); i++) {
+        struct model_config c;
+        must(&c, good[i]);
+        model_config_free(&c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -304,6 +382,8 @@ int main(void)
         cmocka_unit_test(test_config_rope_yarn),
         cmocka_unit_test(test_config_unknown_architectures),
         cmocka_unit_test(test_config_refusals),
+        cmocka_unit_test(test_config_names_the_field_that_is_wrong),
+        cmocka_unit_test(test_config_takes_what_is_just_within_its_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

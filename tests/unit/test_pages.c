@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include "base/mem.h"
 #include "model/pages.h"
 
 #define N_CHUNK 5
@@ -31,6 +32,17 @@ static void check(const struct pages *p, int slab, size_t begin, size_t end)
             fail_msg("byte %zu of slab %d is %u", i, slab, p->data[i]);
 }
 
+/* Pages of the address space in use. */
+static long address_space(void)
+{
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%ld", &pages), 1);
+    fclose(f);
+    return pages;
+}
+
 static void test_pages_are_aligned_and_zero(void **state)
 {
     (void)state;
@@ -42,6 +54,10 @@ static void test_pages_are_aligned_and_zero(void **state)
     pages_free(&p);
     assert_null(p.data);
     assert_int_equal(pages_reserve(&p, SIZE_MAX - 5, NULL), NYB_E_MEMORY);
+    pages_free(&p);
+    struct nyb_err err; /* it can be counted, but no machine has it */
+    assert_int_equal(pages_reserve(&p, (size_t)1 << 60, &err), NYB_E_MEMORY);
+    assert_non_null(strstr(err.message, "no memory for 1152921504.61 GB of weights"));
     pages_free(&p);
 }
 
@@ -57,6 +73,7 @@ static void test_pages_exchange_runs(void **state)
     fill(&a, 0);
     fill(&b, 1);
     const uint8_t *at = a.data;
+    long before = address_space();
     for (int first = 0; first < N_CHUNK; first++)
         for (int last = first; last < N_CHUNK; last++) {
             size_t begin = (size_t)first * PAGES_HUGE;
@@ -69,8 +86,11 @@ static void test_pages_exchange_runs(void **state)
     check(&a, 0, 0, 0);
     check(&b, 1, 0, 0);
     assert_ptr_equal(at, a.data);
+    long chunk = (long)(PAGES_HUGE / page), both = address_space();
+    assert_true(both - before < chunk); /* what was aside is gone */
     pages_free(&a);
     pages_free(&b);
+    assert_true(both - address_space() > 2 * (N_CHUNK - 1) * chunk);
     pool_close(pool);
 }
 
@@ -94,12 +114,42 @@ static void test_pages_exchange_by_copy(void **state)
     pool_close(pool);
 }
 
+/* Where page tables cannot move the bytes, at once or half way, they are exchanged all the same. */
+static void test_pages_exchange_where_pages_do_not_fit(void **state)
+{
+    static const struct {
+        size_t a, b;
+    } off[] = {{77, 0}, {0, 77}, {64, 64}};
+    (void)state;
+    struct pool *pool;
+    size_t bytes = PAGES_HUGE;
+    must(pool_open(&pool, 2, NULL));
+    for (size_t i = 0; i < COUNT_OF(off); i++) {
+        struct pages a, b;
+        must(pages_reserve(&a, 2 * bytes, NULL));
+        must(pages_reserve(&b, 2 * bytes, NULL));
+        fill(&a, 0);
+        fill(&b, 1);
+        pages_exchange(a.data + off[i].a, b.data + off[i].b, bytes, pool);
+        for (size_t at = 0; at < 2 * bytes; at++) {
+            bool of_a = at >= off[i].a && at < off[i].a + bytes,
+                 of_b = at >= off[i].b && at < off[i].b + bytes;
+            assert_int_equal(a.data[at], of_a ? value(1, at - off[i].a + off[i].b) : value(0, at));
+            assert_int_equal(b.data[at], of_b ? value(0, at - off[i].b + off[i].a) : value(1, at));
+        }
+        pages_free(&a);
+        pages_free(&b);
+    }
+    pool_close(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pages_are_aligned_and_zero),
         cmocka_unit_test(test_pages_exchange_runs),
         cmocka_unit_test(test_pages_exchange_by_copy),
+        cmocka_unit_test(test_pages_exchange_where_pages_do_not_fit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -72,6 +72,41 @@ static double busiest(const struct placement *p, const int16_t *expert, const do
     return most;
 }
 
+static int count(const int16_t *expert, struct shard_range slots, int e)
+{
+    int n = 0;
+    for (int s = slots.begin; s < slots.begin + slots.count; s++)
+        n += expert[s] == e;
+    return n;
+}
+
+/* Copies go where one copy has most to do: no expert has a copy that another one would need more. */
+static void check_copies(const struct placement *p, const int16_t *target, const double *load)
+{
+    const struct shard_range all = {0, p->n_slot};
+    for (int e = 0; e < p->n_expert; e++)
+        for (int f = 0, n = count(target, all, e); f < p->n_expert && n > 1; f++) {
+            int other = count(target, all, f);
+            assert_true(other == p->n_rank || load[e] / (n - 1) >= load[f] / other * (1 - 1e-9));
+        }
+}
+
+/* What stays on a rank stays in its slot. */
+static void check_kept(const struct placement *p, const int16_t *target)
+{
+    for (int r = 0; r < p->n_rank; r++) {
+        struct shard_range own = placement_slots(r, p->n_rank, p->n_slot);
+        int kept = 0, common = 0;
+        for (int e = 0; e < p->n_expert; e++) {
+            int now = count(p->expert, own, e), then = count(target, own, e);
+            common += now < then ? now : then;
+        }
+        for (int s = own.begin; s < own.begin + own.count; s++)
+            kept += target[s] == p->expert[s];
+        assert_int_equal(kept, common);
+    }
+}
+
 static void check_plan(const struct placement *p, const int16_t *target, const double *load)
 {
     double sum = 0;
@@ -88,6 +123,8 @@ static void check_plan(const struct placement *p, const int16_t *target, const d
            expected = sum > 0 ? busiest(p, target, load) * p->n_rank / sum : 1;
     assert_true(fabs(got - expected) < 1e-9 * expected);
     assert_true(got >= 1 - 1e-9);
+    check_copies(p, target, load);
+    check_kept(p, target);
 }
 
 /* Walk there. After every step each expert is somewhere; no more steps than slots differ. */
@@ -101,6 +138,9 @@ static void check_way(struct placement *p, const int16_t *target)
         assert_true(n < differ);
         assert_int_equal(p->expert[move.from], target[move.to]);
         assert_int_not_equal(p->expert[move.to], target[move.to]);
+        struct shard_range own = placement_slots(placement_rank(p, move.to), p->n_rank, p->n_slot);
+        if (!move.exchange && count(p->expert, own, target[move.to])) /* then nothing travels */
+            assert_int_equal(placement_rank(p, move.from), placement_rank(p, move.to));
         if (move.exchange)
             assert_int_not_equal(p->expert[move.from], target[move.from]); /* nothing settled is taken away */
         placement_apply(p, &move);
@@ -181,6 +221,36 @@ static void test_an_even_load_moves_nothing_between_ranks(void **state)
     placement_free(&p);
 }
 
+/* Of ranks that are equally good, the one where the expert is. */
+static void test_an_even_load_leaves_experts_that_have_moved(void **state)
+{
+    (void)state;
+    const double load[3] = {5, 5, 5};
+    int16_t target[3];
+    struct placement p;
+    struct placement_move move = {.from = 0, .to = 2, .exchange = true};
+    placement_init(&p, 3, 3, 3);
+    placement_apply(&p, &move);
+    balance_plan(&p, load, target);
+    assert_false(balance_next(&p, target, &move));
+    placement_free(&p);
+}
+
+/* Nobody has anything to do: copies still go to ranks that have none, where there is room. */
+static void test_copies_are_on_ranks_of_their_own(void **state)
+{
+    (void)state;
+    const double none[8] = {0};
+    int16_t target[16];
+    struct placement p;
+    placement_init(&p, 8, 16, 4);
+    balance_plan(&p, none, target);
+    for (int r = 0; r < 4; r++)
+        for (int e = 0; e < 8; e++)
+            assert_true(count(target, placement_slots(r, 4, 16), e) <= 1);
+    placement_free(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -188,6 +258,8 @@ int main(void)
         cmocka_unit_test(test_plans_are_placements_and_can_be_reached),
         cmocka_unit_test(test_a_hot_rank_is_relieved),
         cmocka_unit_test(test_an_even_load_moves_nothing_between_ranks),
+        cmocka_unit_test(test_an_even_load_leaves_experts_that_have_moved),
+        cmocka_unit_test(test_copies_are_on_ranks_of_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

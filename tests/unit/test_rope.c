@@ -14,6 +14,8 @@ static void check(const struct rope_config *c, const double *frequency, double m
     assert_true(r.filled >= 1 && r.filled < 700);
     rope_extend(&r, 699);
     assert_int_equal(r.filled, 700);
+    rope_extend(&r, 3); /* what is there stays */
+    assert_int_equal(r.filled, 700);
     for (int i = 0; i < r.half; i++) {
         if (fabs((double)r.frequency[i] - frequency[i]) > 1e-6 * frequency[i])
             fail_msg("frequency %d is %g, expected %g", i, (double)r.frequency[i], frequency[i]);
@@ -82,12 +84,31 @@ static void test_rope_yarn(void **state)
           1);
 }
 
+/* A long original context: the last frequency to blend would lie behind the last there is. */
+static void test_rope_yarn_blends_within_the_frequencies(void **state)
+{
+    (void)state;
+    const struct rope_config c = {.theta = 100,
+                                  .rotary_dim = 16,
+                                  .scaling = ROPE_YARN,
+                                  .factor = 4,
+                                  .beta_fast = 10000,
+                                  .beta_slow = 1,
+                                  .truncate = true,
+                                  .original_max_position = 131072};
+    check(&c,
+          (const double[]){1, 0.562341325, 0.299286993, 0.158774947, 0.0839285714, 0.0441839613, 0.02315239,
+                           0.012066896},
+          1.138629436111989);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rope_plain_and_linear),
         cmocka_unit_test(test_rope_llama3),
         cmocka_unit_test(test_rope_yarn),
+        cmocka_unit_test(test_rope_yarn_blends_within_the_frequencies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

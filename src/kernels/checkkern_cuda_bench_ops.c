@@ -297,6 +297,8 @@ bool checkkern_cuda_bench_ops(const struct checkkern_gpu *g, const char *filter,
         bench_attention(&b, 32, 4, 128, CUDA_KV_FP8, 1, 8192, 8192);
         bench_attention(&b, 32, 8, 64, CUDA_KV_BF16, 1, 8192, 8192);
         bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 8, 512, 512);
+        bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 1, 256, 256);
+        bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 8, 64, 64);
         bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 1, 8192, 64);
     }
     for (size_t i = 0; i < COUNT_OF(few) && (!filter || strstr("cuda.router", filter)); i++)

@@ -344,6 +344,7 @@ static bool same_row(const float *a, const float *b, int n)
  * large that sums overflow. */
 #define ROW_NAN      5
 #define ROW_INFINITE 20
+#define SPOILED_ROWS 48 /* at least */
 
 static void spoil_rows(float *x, int k)
 {
@@ -386,24 +387,34 @@ static bool check_row_counts(const struct gemm_case *whole, struct checkkern_rep
     return !r->failed;
 }
 
+/* Rows of one matrix, spoiled where there are many. */
+static void check_rows_of(const struct checkkern_env *env, uint64_t *seed, enum weight_type type,
+                          enum compute mode, bool gated, int m, int k, struct checkkern_report *r)
+{
+    enum { N = 40 }; /* three panels: those taken in halves share the middle one */
+    struct gemm_case c = {.env = env, .m = m, .ldy = N, .gated = gated, .mode = mode};
+    checkkern_make_weight(env->arena, seed, type, N, k, &c.w);
+    checkkern_make_weight(env->arena, seed, type, N, k, &c.up);
+    c.w.input_scale = 0.004f;
+    float *x = checkkern_make_rows(env->arena, seed, m, k);
+    if (m >= SPOILED_ROWS)
+        spoil_rows(x, k);
+    c.x = x;
+    gemm_prepare_with(gemm_table_for(env->level), env->pool, env->arena, c.mode, c.x, m, k, &c.op);
+    check_row_counts(&c, r);
+    arena_reset(env->arena);
+}
+
 bool checkkern_gemm_rows(const struct checkkern_env *env, struct checkkern_report *r)
 {
-    enum { M = 70, N = 40, K = 112 }; /* a block of four groups of NVFP4, and three more */
+    enum { M = 70, K = 112 };            /* a block of four groups of NVFP4, and three more */
+    enum { FEW = ROW_NAN, LONG = 4112 }; /* a panel that leaves no room for x in a first cache */
     uint64_t seed = env->seed + 5;
-    for (int i = 0; i < 2 * WEIGHT_TYPE_COUNT * COMPUTE_COUNT && !r->failed; i++) {
-        struct gemm_case c = {.env = env, .m = M, .ldy = N, .gated = i % 2};
-        c.mode = (enum compute)(i / 2 % COMPUTE_COUNT);
-        enum weight_type type = (enum weight_type)(i / 2 / COMPUTE_COUNT);
-        checkkern_make_weight(env->arena, &seed, type, N, K, &c.w);
-        checkkern_make_weight(env->arena, &seed, type, N, K, &c.up);
-        c.w.input_scale = 0.004f;
-        float *x = checkkern_make_rows(env->arena, &seed, M, K);
-        spoil_rows(x, K);
-        c.x = x;
-        gemm_prepare_with(gemm_table_for(env->level), env->pool, env->arena, c.mode, c.x, M, K, &c.op);
-        check_row_counts(&c, r);
-        arena_reset(env->arena);
-    }
+    for (int i = 0; i < 2 * WEIGHT_TYPE_COUNT * COMPUTE_COUNT && !r->failed; i++)
+        check_rows_of(env, &seed, (enum weight_type)(i / 2 / COMPUTE_COUNT),
+                      (enum compute)(i / 2 % COMPUTE_COUNT), i % 2, M, K, r);
+    for (int i = 0; i < COMPUTE_COUNT && !r->failed; i++)
+        check_rows_of(env, &seed, WEIGHT_NVFP4, (enum compute)i, false, FEW, LONG, r);
     return !r->failed;
 }
 

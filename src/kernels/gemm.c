@@ -11,14 +11,16 @@
 
 /* Weight bytes of one work item at most: so long that where one stream ends and the next begins costs little,
  * and where they are read for one tile of rows after another so short that they stay in a second cache.
- * Towards the end of a call items shrink, so that workers end together. */
+ * From round to round of a call items shrink, so that workers end together. */
 #define ITEM_BYTES      ((size_t)512 << 10)
-#define ITEM_BYTES_ONCE ((size_t)2 << 20)
-#define ITEM_SHARE      2 /* items that each worker's part of what is left makes */
+#define ITEM_BYTES_ONCE ((size_t)4 << 20)
 #define PANEL_RUN       2 /* panels summed before they are finished */
 #define ASK_LINES       8 /* of the next run, asked for before the finish of one holds up its reads */
-#define PANEL_SUMS      ((size_t)GEMM_TILE_ROW * WEIGHT_PANEL)
-#define BLOCK_SUMS      ((size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL)
+#define HALVES_ROWS     6 /* of BF16: with more of them products bind */
+/* Panel and rows of x that stay in it together, a little less than it has. */
+#define FIRST_CACHE ((size_t)26 << 10)
+#define PANEL_SUMS  ((size_t)GEMM_TILE_ROW * WEIGHT_PANEL)
+#define BLOCK_SUMS  ((size_t)GEMM_BLOCK_ROW * WEIGHT_PANEL)
 /* The same of blocks with many rows, which each item gathers: an expert is one item. Where there are more
  * than a block has, panels are read again for each block, and should stay in the second cache. */
 #define BLOCK_BYTES  ((size_t)2 << 20)
@@ -210,26 +212,34 @@ static void run_panels(const struct pass *s, struct gemm_tile *t, float *sum, bo
     }
 }
 
-/* Gate and up side by side. The two streams are long, and each time that they are left for sums to be
- * finished they start anew: so a run is as many pairs as the sums of a tile have room for. */
+/* Two streams side by side, gate and up, or the two halves of an item. They are long, and each time that they
+ * are left for sums to be finished they start anew: so a run is as many pairs as the sums of a tile have room
+ * for. The middle one of an odd number of panels is in both halves, and finished as of the first. */
 static void run_pairs(const struct pass *s, struct gemm_tile *t, float *sum)
 {
     const struct gemm_job *j = s->job;
-    const int end = s->item->panel + s->item->n_panel, most = GEMM_TILE_ROW / t->n_row;
+    const int begin = s->item->panel, n_panel = s->item->n_panel, half = n_panel / 2;
+    const int n_pair = j->up ? n_panel : n_panel - half, most = GEMM_TILE_ROW / t->n_row;
+    const int n_out = j->up ? 1 : 2; /* panels of y that a pair makes */
     const size_t bytes = weight_panel_bytes(j->w), pair = (size_t)t->n_row * WEIGHT_PANEL;
+    const uint8_t *one = j->w->data + (size_t)begin * bytes;
+    const uint8_t *other = j->up ? j->up->data + (size_t)begin * bytes : one + (size_t)half * bytes;
     t->n_panel = 2;
-    for (int first = s->item->panel, n; first < end; first += n) {
-        n = end - first < most ? end - first : most;
+    for (int first = 0, n; first < n_pair; first += n) {
+        n = n_pair - first < most ? n_pair - first : most;
         for (int i = 0; i < n; i++) {
-            t->panel[0] = j->w->data + (size_t)(first + i) * bytes;
-            t->panel[1] = j->up->data + (size_t)(first + i) * bytes;
+            t->panel[0] = one + (size_t)(first + i) * bytes;
+            t->panel[1] = other + (size_t)(first + i) * bytes;
             t->sum = sum + (size_t)i * pair;
             s->fn(t);
         }
-        ask_for(j->w, first + n);
-        ask_for(j->up, first + n);
-        for (int i = 0; i < n; i++)
-            finish_panel(s, t->n_row, first + i, sum + (size_t)i * pair, sum + (size_t)i * pair + PANEL_SUMS);
+        for (int i = 0; i < n * n_out; i++) {
+            const bool second = i % n_out;
+            const int panel = first + i / n_out + (second ? half : 0);
+            const float *of = sum + (size_t)(i / n_out) * pair, *of_other = of + PANEL_SUMS;
+            if (!second || panel >= n_pair)
+                finish_panel(s, t->n_row, begin + panel, second ? of_other : of, of_other);
+        }
     }
 }
 
@@ -352,11 +362,34 @@ static void run_blocks(const struct run *r, const struct item *it, const struct 
     }
 }
 
-/* Rows so few, or so many, that BF16 from memory is read fastest as one stream: one or two wait for nothing
- * else, five and more for their products. Between them two panels hide the latency of their chains. */
-static bool reads_alone(const struct weight *w, enum gemm_form form, int m)
+/* How one tile goes through its panels. */
+enum walk { WALK_ALONE, WALK_NEIGHBOURS, WALK_HALVES };
+
+static size_t row_bytes(const struct weight *w, enum gemm_form form)
 {
-    return w->type == WEIGHT_BF16 && form == GEMM_BF16 && !w->near && (m <= 2 || m > 4);
+    size_t k = (size_t)w->k;
+    return form == GEMM_I8B ? k / I8_BLOCK * sizeof(struct i8_block) : k * sizeof(uint16_t);
+}
+
+/* Of a matrix without a partner. Two panels at a time decode faster, hide the latency of their chains and
+ * share what is read of x. But neighbours are short streams side by side, which memory's own prefetcher
+ * follows badly (half the speed of NVFP4 with k = 768). So from memory either both halves of an item go side
+ * by side, or each panel alone: BF16 where products bind, for which lines are asked for, and NVFP4 while x
+ * stays in the first cache beside a panel. */
+static enum walk walk_of(const struct weight *w, enum gemm_form form, int m)
+{
+    bool memory = (form == GEMM_BF16 || form == GEMM_I8B) && !w->near;
+    if (w->type != WEIGHT_NVFP4 && !memory)
+        return WALK_NEIGHBOURS;
+    switch (w->type) {
+    case WEIGHT_NVFP4:
+        memory &= weight_panel_bytes(w) + (size_t)m * row_bytes(w, form) > FIRST_CACHE;
+        return memory ? WALK_HALVES : WALK_ALONE;
+    case WEIGHT_BF16:
+        return m <= HALVES_ROWS ? WALK_HALVES : WALK_ALONE;
+    default:
+        return WALK_HALVES;
+    }
 }
 
 /* The same in tiles of a few rows. */
@@ -371,13 +404,12 @@ static void run_tiles(const struct run *r, const struct item *it)
         .table = r->table, .job = j, .fn = r->table->tile[type][form], .item = it, .unit = 1.0f};
     struct gemm_tile t = {.k = j->w->k, .n_panel = 1, .near = j->w->near};
 
-    /* Few rows: one pass that reads each panel once. Two panels at a time decode faster, and share the loads
-     * of x; but neighbours of NVFP4 are short streams side by side, which the caches prefetch badly (half the
-     * speed at k = 768), and BF16 is often best read as one: one after another. Many rows:
-     * whichever shape has more sums at once, in tiles of nearly equal height. */
-    bool paired = 2 * max_row[2] > max_row[1];
+    /* Few rows: one pass that reads each panel once. Many rows: whichever shape has more sums at once, in
+     * tiles of nearly equal height. */
+    enum walk walk = 2 * max_row[2] > max_row[1] ? WALK_NEIGHBOURS : WALK_ALONE;
     if (j->m <= max_row[1])
-        paired = j->m <= max_row[2] && (j->up || (type != WEIGHT_NVFP4 && !reads_alone(j->w, form, j->m)));
+        walk = j->m > max_row[2] ? WALK_ALONE : j->up ? WALK_NEIGHBOURS : walk_of(j->w, form, j->m);
+    bool paired = walk != WALK_ALONE;
     int height = max_row[paired ? 2 : 1], n_tile = (j->m + height - 1) / height;
     for (int tile = 0; tile < n_tile; tile++, pass.first_row += t.n_row) {
         t.n_row = (j->m - pass.first_row + n_tile - tile - 1) / (n_tile - tile);
@@ -386,7 +418,7 @@ static void run_tiles(const struct run *r, const struct item *it)
             const struct operand *x = job_row(j, pass.first_row + i, &at);
             set_row(&t, i, form, x, at);
         }
-        if (paired && j->up)
+        if (walk == WALK_HALVES || (paired && j->up))
             run_pairs(&pass, &t, sum);
         else
             run_panels(&pass, &t, sum, paired);
@@ -424,11 +456,11 @@ static struct panel_cost cost_of_panel(const struct gemm_job *j)
     return (struct panel_cost){bytes, (uint64_t)bytes * (uint64_t)(j->m < 4 ? 4 : j->m)};
 }
 
-/* Panels of the next item: up to `most` bytes, and no more than a worker's share of the work left, divided by
- * ITEM_SHARE. A multiple of `unit`. */
+/* Panels of the next item: up to `most` bytes, and no more than a worker's part of three quarters of the work
+ * left when the last round began. A multiple of `unit`. */
 static int panels_of_item(struct panel_cost panel, size_t most, uint64_t left, int workers, int unit)
 {
-    uint64_t fit = most / panel.bytes, share = left / ((uint64_t)(ITEM_SHARE * workers) * panel.work);
+    uint64_t fit = most / panel.bytes, share = left / 4 * 3 / ((uint64_t)workers * panel.work);
     if (workers > 1 && share < fit)
         fit = share;
     return fit < 2 ? unit : fit > 4096 ? 4096 : (int)fit / unit * unit;
@@ -444,10 +476,11 @@ static size_t item_bytes(const struct run *r, const struct gemm_job *j, bool blo
     return j->m <= GEMM_BLOCK_ROW ? BLOCK_BYTES : BLOCKS_BYTES;
 }
 
-/* All items of the jobs, in the order of the jobs' panels. */
+/* All items of the jobs, in the order of the jobs' panels, in rounds of one for each worker. Within a round
+ * they are alike, so that few are needed: each begins new streams, which costs more than a microsecond. */
 static struct item *cut_items(struct arena *scratch, const struct run *r, int n_job, int workers, int *n_item)
 {
-    uint64_t left = 0;
+    uint64_t left = 0, round = 0;
     size_t most = 0;
     for (int i = 0; i < n_job; i++) {
         int n_panel = r->job[i].m ? weight_n_panel(r->job[i].w) : 0;
@@ -466,7 +499,9 @@ static struct item *cut_items(struct arena *scratch, const struct run *r, int n_
         int unit = pairs && !(blocks && j->up) ? 2 : 1; /* pairs are faster; gate with up is one */
         int n_panel = j->m ? weight_n_panel(j->w) : 0;
         for (int p = 0; p < n_panel; p += item[n++].n_panel) {
-            int here = panels_of_item(panel, bytes, left, workers, unit);
+            if (n % workers == 0)
+                round = left;
+            int here = panels_of_item(panel, bytes, round, workers, unit);
             here = here < n_panel - p ? here : n_panel - p;
             item[n] = (struct item){i, p, here};
             left -= (uint64_t)here * panel.work;

@@ -29,23 +29,41 @@ static int images_of(const struct batch *b, int row, int n)
     return n > 0 ? b->pos[row + n - 1] / CUDA_IMAGE_KEYS + 1 : 0;
 }
 
-static void count_tiles(struct device_shape *s, const struct batch *b, int row, int n)
+/* Of a half's sequences in tiles. A launch more for images pays where there are some of them, and tiles see
+ * several (docs/SPEED.md). */
+struct seen {
+    int n_seq, n_image;
+};
+
+static void see(struct seen *all, const struct batch *b, int row, int n)
+{
+    all->n_seq += n > 0;
+    all->n_image += images_of(b, row, n);
+}
+
+static int worth_images(const struct seen *all)
+{
+    return all->n_image >= 8 && all->n_image >= 4 * all->n_seq ? all->n_image : 0;
+}
+
+static void count_tiles(struct device_shape *s, struct seen half[2], const struct batch *b, int row, int n)
 {
     int first, second, before = rows_in(0, row, n, s->cut, &first),
                        behind = rows_in(1, row, n, s->cut, &second);
     s->tile_cut += tiles_of(before);
     s->n_tile += tiles_of(before) + tiles_of(behind);
-    s->image_cut += images_of(b, first, before);
-    s->n_image += images_of(b, first, before) + images_of(b, second, behind);
+    see(&half[0], b, first, before);
+    see(&half[1], b, second, behind);
 }
 
 struct device_shape device_shape_of(const struct batch *b, int cut)
 {
     struct device_shape s = {.n_row = b->n_tok, .n_out = b->n_out, .n_split = 1, .cut = cut};
+    struct seen half[2] = {{0}};
     for (int i = 0; i < b->n_seq; i++) {
         int n = rows_of(b, i), row = b->seq_start[i];
         if (n != 1) {
-            count_tiles(&s, b, row, n);
+            count_tiles(&s, half, b, row, n);
             continue;
         }
         int split = b->pos[row] / CUDA_SPLIT_KEYS + 1;
@@ -53,6 +71,8 @@ struct device_shape device_shape_of(const struct batch *b, int cut)
         s.n_single++;
         s.single_cut += row < cut;
     }
+    s.image_cut = worth_images(&half[0]);
+    s.n_image = s.image_cut + worth_images(&half[1]);
     return s;
 }
 

@@ -98,6 +98,51 @@ static void check(const struct made *m, const struct device_shape *s)
     free(at);
 }
 
+/* Tiles of a sequence name its first image, and the next sequence's begin behind the last one's. */
+static void check_images(const struct made *m, const struct device_shape *s, int half)
+{
+    const struct batch *b = &m->b;
+    struct device_input in;
+    size_t bytes = device_input_bytes(s, b);
+    uint8_t *at = calloc(1, bytes);
+    assert_non_null(at);
+    device_input_write(s, b, at);
+    device_input_layout(s, at, &in);
+    struct device_part part = device_part_of(s, at, half);
+    int next = 0, first = 0;
+    for (int t = 0; t < *part.tile_count; t++) {
+        const struct cuda_tile *tile = &part.tile[t];
+        first = t == 0 || tile->seq != part.tile[t - 1].seq ? next : first;
+        assert_int_equal(tile->image, first);
+        next = first + (part.pos[tile->row + tile->n_row - 1] + CUDA_IMAGE_KEYS) / CUDA_IMAGE_KEYS;
+    }
+    assert_int_equal(part.n_image, next);
+    free(at);
+}
+
+static void test_images(void **state)
+{
+    (void)state;
+    static struct made m;
+    make_batch(&m, (const int[]){1, 70, 600, 1, 200}, 5, 500);
+    struct device_shape s = device_shape_of(&m.b, 0);
+    assert_int_equal(s.n_image, 5 + 9 + 6);
+    check_images(&m, &s, -1);
+    s = device_shape_of(&m.b, 192); /* 121 rows of the third sequence before the cut */
+    assert_int_equal(s.image_cut, 5 + 5);
+    assert_int_equal(s.n_image, 10 + 9 + 6);
+    check_images(&m, &s, 0);
+    check_images(&m, &s, 1);
+    make_batch(&m, (const int[]){64, 64, 64, 64, 64, 64, 64, 64}, 8, 0); /* one each */
+    assert_int_equal(device_shape_of(&m.b, 0).n_image, 0);
+    make_batch(&m, (const int[]){600}, 1, 0); /* five in all */
+    assert_int_equal(device_shape_of(&m.b, 0).n_image, 0);
+    make_batch(&m, (const int[]){2}, 1, 1022);
+    assert_int_equal(device_shape_of(&m.b, 0).n_image, 8);
+    make_batch(&m, (const int[]){2}, 1, 894);
+    assert_int_equal(device_shape_of(&m.b, 0).n_image, 0);
+}
+
 static void test_exact_shapes(void **state)
 {
     (void)state;
@@ -255,10 +300,10 @@ static void test_what_copy_engines_send(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exact_shapes),           cmocka_unit_test(test_splits),
-        cmocka_unit_test(test_padded_shapes),          cmocka_unit_test(test_cut_steps),
-        cmocka_unit_test(test_where_steps_are_cut),    cmocka_unit_test(test_sm_for_sums),
-        cmocka_unit_test(test_what_copy_engines_send),
+        cmocka_unit_test(test_exact_shapes), cmocka_unit_test(test_images),
+        cmocka_unit_test(test_splits),       cmocka_unit_test(test_padded_shapes),
+        cmocka_unit_test(test_cut_steps),    cmocka_unit_test(test_where_steps_are_cut),
+        cmocka_unit_test(test_sm_for_sums),  cmocka_unit_test(test_what_copy_engines_send),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

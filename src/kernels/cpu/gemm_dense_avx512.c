@@ -79,7 +79,8 @@ INLINE void unit_to_floats(const enum weight_type type, const uint8_t *unit, con
  * that the memory's own prefetcher needs. With more rows that one falls behind; asked for early enough, lines
  * are in the second cache in time. Those of the last cache come no other way at all. */
 #define SECOND_AHEAD 8192 /* bytes */
-INLINE void ask_ahead(const enum weight_type type, const int P, const int T, bool near, const uint8_t *unit)
+INLINE void ask_ahead(const enum weight_type type, const int P, const int T, const bool near,
+                      const uint8_t *unit)
 {
     if (type != WEIGHT_BF16 || near)
         _mm_prefetch((const char *)unit + PREFETCH_AHEAD, _MM_HINT_T0);
@@ -88,7 +89,7 @@ INLINE void ask_ahead(const enum weight_type type, const int P, const int T, boo
 }
 
 /* sum (P, T) += unit u of each panel times x. */
-INLINE void bf16_unit(const int P, const int T, const enum weight_type type, bool near, int u,
+INLINE void bf16_unit(const int P, const int T, const enum weight_type type, const bool near, int u,
                       const struct fp8_table *table, const uint8_t **unit, const uint8_t *const *x,
                       __m512 *sum)
 {
@@ -115,7 +116,8 @@ INLINE void bf16_unit(const int P, const int T, const enum weight_type type, boo
     }
 }
 
-INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T, const enum weight_type type)
+INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T, const enum weight_type type,
+                      const bool near)
 {
     struct fp8_table table = {0};
     if (type == WEIGHT_FP8)
@@ -133,10 +135,10 @@ INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T, const
     for (; P * T == 1 && u + 4 <= n_unit; u += 4) { /* the window reaches further without a loop's counting */
         UNROLL
         for (int i = 0; i < 4; i++)
-            bf16_unit(P, T, type, t->near, u + i, &table, unit, x, sum);
+            bf16_unit(P, T, type, near, u + i, &table, unit, x, sum);
     }
     for (; u < n_unit; u++)
-        bf16_unit(P, T, type, t->near, u, &table, unit, x, sum);
+        bf16_unit(P, T, type, near, u, &table, unit, x, sum);
     store_sums(t, P, T, sum, 1.0f);
 }
 
@@ -177,8 +179,17 @@ INLINE void f32_tile(const struct gemm_tile *t, const int P, const int T, const 
     store_sums(t, P, T, sum, 1.0f);
 }
 
-#define BF16_BF16(t, P, T) bf16_tile(t, P, T, WEIGHT_BF16)
-#define FP8_BF16(t, P, T)  bf16_tile(t, P, T, WEIGHT_FP8)
+/* Two loops, so that none asks for each line where the panels lie. */
+INLINE void bf16_bf16(const struct gemm_tile *t, const int P, const int T)
+{
+    if (t->near)
+        bf16_tile(t, P, T, WEIGHT_BF16, true);
+    else
+        bf16_tile(t, P, T, WEIGHT_BF16, false);
+}
+
+#define BF16_BF16(t, P, T) bf16_bf16(t, P, T)
+#define FP8_BF16(t, P, T)  bf16_tile(t, P, T, WEIGHT_FP8, false)
 #define BF16_F32(t, P, T)  f32_tile(t, P, T, WEIGHT_BF16)
 #define FP8_F32(t, P, T)   f32_tile(t, P, T, WEIGHT_FP8)
 #define F16_F32(t, P, T)   f32_tile(t, P, T, WEIGHT_F16)

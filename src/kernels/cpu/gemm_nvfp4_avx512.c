@@ -61,9 +61,9 @@ INLINE void find_group(const uint8_t *const *block, const int P, int q, const ui
     } while (0)
 
 /* sum = fma(block scale, dot, sum): the end of every group. */
-INLINE void add_scaled(const int P, const int T, const uint8_t *const *scale, const __m512 *dot, __m512 *sum)
+INLINE void add_scaled(const int P, const int T, const __m512 s0, const __m512 s1, const __m512 *dot,
+                       __m512 *sum)
 {
-    __m512 s0 = block_scale(scale[0]), s1 = block_scale(scale[P - 1]);
     UNROLL
     for (int i = 0; i < T; i++) {
         sum[i] = _mm512_fmadd_ps(s0, dot[i], sum[i]);
@@ -73,6 +73,26 @@ INLINE void add_scaled(const int P, const int T, const uint8_t *const *scale, co
 }
 
 /* ---- bf16 -------------------------------------------------------------------------------------- */
+
+/* The bits of e4m3, where a float has those of its exponent's end and its mantissa's beginning, are the scale
+ * times 2^-120, small ones too: two operations where going through fp16 takes more. So that sums stay normal
+ * numbers codes are decoded as 2^60 times what they are. Both are powers of two: no result is another, as
+ * long as no dot product of codes reaches 2^68. */
+#define CODE_EXPONENT 60
+#define RAISED_UNIT   0x1p60f /* of sums */
+
+INLINE __m512 raised_scale(const uint8_t *s)
+{
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)s)), 20));
+}
+
+INLINE __m512i raised_codes(void)
+{
+    __m512i code = _mm512_loadu_si512(nvfp4_bf16_of_code);
+    __mmask32 some = _mm512_test_epi16_mask(code, _mm512_set1_epi16(0x7fff));
+    return _mm512_mask_add_epi16(code, some, code, _mm512_set1_epi16(CODE_EXPONENT << 7));
+}
 
 /* Groups worked on at once. A dot product is a chain of eight vdpbf16ps, so that one chain alone waits for
  * itself; several groups of a block run side by side, each in the order it always has, as far as registers
@@ -86,10 +106,10 @@ INLINE int bf16_groups(const int P, const int T)
  * fill up with products that wait for it. */
 INLINE int bf16_steps_ahead(const int T)
 {
-    return T == 1 ? 4 : T == 2 ? 2 : 0;
+    return T <= 2 ? 2 : 0;
 }
 #define STEPS       8
-#define STEPS_AHEAD 4 /* at most */
+#define STEPS_AHEAD 2 /* at most */
 
 /* Step number `step` of G groups from number q of a block on: their codes (G, P), if they begin here, and
  * weights (G, P). */
@@ -146,14 +166,15 @@ INLINE void bf16_groups_at(const int P, const int T, const int G, const uint8_t 
     bf16_dots(P, T, G, block, q, x, x_at, lut, dot);
     UNROLL
     for (int e = 0; e < G; e++) {
-        const uint8_t *scale[2] = {block[0] + WEIGHT_PANEL * (q + e), block[P - 1] + WEIGHT_PANEL * (q + e)};
-        add_scaled(P, T, scale, dot + e * P * T, sum);
+        __m512 s0 = raised_scale(block[0] + WEIGHT_PANEL * (q + e));
+        __m512 s1 = raised_scale(block[P - 1] + WEIGHT_PANEL * (q + e));
+        add_scaled(P, T, s0, s1, dot + e * P * T, sum);
     }
 }
 
 INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T)
 {
-    const __m512i lut = _mm512_loadu_si512(nvfp4_bf16_of_code);
+    const __m512i lut = raised_codes();
     const uint8_t *block[2] = {t->panel[0], t->panel[P - 1]}, *x[MAX_SUM];
     const int n_group = t->k / FP4_GROUP;
     const int G = bf16_groups(P, T);
@@ -177,7 +198,7 @@ INLINE void bf16_tile(const struct gemm_tile *t, const int P, const int T)
     }
     for (int q = 0; g + q < n_group; q++)
         bf16_groups_at(P, T, 1, block, q, x, (size_t)(g + q) * 32, lut, sum);
-    store_sums(t, P, T, sum, NVFP4_SCALE_UNIT);
+    store_sums(t, P, T, sum, RAISED_UNIT);
 }
 
 void gemm_avx512_nvfp4_bf16(const struct gemm_tile *t){TILE_SWITCH(bf16_tile, t, 4)}
@@ -209,7 +230,7 @@ INLINE void f32_group(const int P, const int T, const uint8_t *const *codes, con
             KEEP_ORDER();
         }
     }
-    add_scaled(P, T, scale, dot, sum);
+    add_scaled(P, T, block_scale(scale[0]), block_scale(scale[P - 1]), dot, sum);
 }
 
 INLINE void f32_tile(const struct gemm_tile *t, const int P, const int T)

@@ -107,6 +107,17 @@ static __device__ __forceinline__ work work_of(const cuda_attention &a, int item
     return w;
 }
 
+static __device__ __forceinline__ work alike(work w)
+{
+    w.tile.row = warp_alike(w.tile.row);
+    w.tile.n_row = warp_alike(w.tile.n_row);
+    w.head = warp_alike(w.head);
+    w.n_head = warp_alike(w.n_head);
+    w.pos = warp_alike(w.pos);
+    w.n_step = warp_alike(w.n_step);
+    return w;
+}
+
 /* What of the work is under way. */
 struct hands {
     work of[STAGES];
@@ -352,7 +363,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     bells_made();
     __syncthreads();
-    const int group = (int)threadIdx.x / GROUP - 1, lane = threadIdx.x % 32;
+    const int group = warp_alike((int)threadIdx.x / GROUP) - 1, lane = threadIdx.x % 32;
     if (group < 0) {
         registers_fewer<TYPE == CUDA_KV_FP8 ? 56 : 40>();
         if (images) {
@@ -369,7 +380,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     for (int n = 0, before = 0, turn = 0;; n++) {
         if (images)
             bell_wait(smem + at::WORK_THERE + 8 * (n % STAGES), n / STAGES % 2);
-        const work w = images ? given.of[n % STAGES] : work_of(a, (int)blockIdx.x);
+        const work w = alike(images ? given.of[n % STAGES] : work_of(a, (int)blockIdx.x));
         if (images)
             leave(smem + at::WORK_FREE + 8 * (n % STAGES), lane);
         if (w.n_step == 0)

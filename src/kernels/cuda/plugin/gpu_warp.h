@@ -5,6 +5,13 @@
 
 #define ALL_LANES 0xffffffffu
 
+/* A number that all lanes have, said so that the compiler knows it: what it derives from that is worked out
+ * once a warp, descriptors of wgmma for instance. */
+__device__ __forceinline__ int warp_alike(int v)
+{
+    return __shfl_sync(ALL_LANES, v, 0);
+}
+
 /* The same bits in every lane: a tree over the lanes' numbers. The emulator's lanes meet once for it. */
 #ifdef __CUDACC__
 __device__ __forceinline__ float warp_sum(float v)

@@ -46,15 +46,23 @@ size_t prefill_bytes(const struct packed_moe *m)
     return layout(m, nullptr).bytes;
 }
 
+template <typename F> static const char *phase_boxes(prefill_phase *p, const uint8_t *weight, int n_expert)
+{
+    const size_t n_row = (size_t)n_expert * p->n_unit;
+    p->n_group = (p->n_unit + F::GROUP_UNITS - 1) / F::GROUP_UNITS;
+    const char *e = weight_boxes_make(&p->weight, weight, p->n_k, n_row, F::UNITS);
+    return e ? e : weight_boxes_make(&p->part, weight, p->n_k, n_row, F::GROUP_UNITS);
+}
+
 template <typename F>
 static const char *launch(const struct packed_moe *m, prefill_experts p, const struct gpu_limits *limits,
                           cudaStream_t stream)
 {
-    const char *e = weight_boxes_make(&p.gate_up.weight, m->gate_up, p.gate_up.n_k,
-                                      (size_t)m->n_expert * p.gate_up.n_unit, F::UNITS);
+    const char *e = phase_boxes<F>(&p.gate_up, m->gate_up, m->n_expert);
     if (!e)
-        e = weight_boxes_make(&p.down.weight, m->down, p.down.n_k, (size_t)m->n_expert * p.down.n_unit,
-                              F::UNITS);
+        e = phase_boxes<F>(&p.down, m->down, m->n_expert);
+    /* A quarter of what all groups have at a time. */
+    p.n_fine = F::FINE ? limits->n_sm * F::BLOCKS / 4 * F::GROUPS / p.down.n_group : 0;
     if (!e)
         e = gpu_why(gpu_allow_shared(prefill_experts_kernel<F>, F::SMEM));
     return e ? e
@@ -89,7 +97,7 @@ static int most_tokens(const struct packed_moe *m)
 static struct prefill_phase phase(int rows, int K, int n_panel)
 {
     const int n_unit = rows / CUDA_UNIT_ROWS, n_k = K / CUDA_UNIT_K;
-    return {{}, n_unit, n_k, n_panel};
+    return {{}, {}, n_unit, n_k, n_panel, 0};
 }
 
 static const char *products(const struct packed_moe *m, const prefill_scratch &s,
@@ -109,6 +117,7 @@ static const char *products(const struct packed_moe *m, const prefill_scratch &s
     p.n_tile = s.sorted.n_tile;
     p.ticket = s.sorted.ticket;
     p.ready = s.sorted.ready;
+    p.by = {4, 16, 64};
     p.hidden = m->hidden;
     p.capacity = s.capacity;
     switch (most_tokens(m)) {

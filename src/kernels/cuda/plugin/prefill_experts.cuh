@@ -42,7 +42,7 @@
 /* Pieces of W's rows. */
 template <typename F> static __device__ __forceinline__ int pieces(const struct prefill_phase &p)
 {
-    return (p.n_unit + F::UNITS - 1) / F::UNITS;
+    return (p.n_group + F::GROUPS - 1) / F::GROUPS;
 }
 
 static __device__ __forceinline__ struct prefill_piece read_piece(uint32_t at)
@@ -54,7 +54,8 @@ static __device__ __forceinline__ struct prefill_piece read_piece(uint32_t at)
             (int)a[1],
             (int)a[2],
             (int)a[3],
-            (int)b[0],
+            (uint16_t)b[0],
+            (uint16_t)(b[0] >> 16),
             (int)b[1],
             __uint_as_float(b[2]),
             __uint_as_float(b[3])};
@@ -65,22 +66,31 @@ template <typename F>
 static __device__ __forceinline__ void write_piece(const struct prefill_experts &p, uint32_t ticket,
                                                    struct prefill_piece *to)
 {
-    const int n_up = pieces<F>(p.gate_up), n_down = pieces<F>(p.down), n_tile = *p.n_tile;
-    const uint32_t first_down = (uint32_t)n_tile * (uint32_t)n_up;
-    if (ticket >= first_down + (uint32_t)n_tile * (uint32_t)n_down) {
+    const int n_up = pieces<F>(p.gate_up), n_down = pieces<F>(p.down), n_tile = *p.n_tile,
+              n_fine = F::FINE ? min(n_tile, p.n_fine) : 0;
+    const uint32_t first_down = (uint32_t)n_tile * (uint32_t)n_up,
+                   first_fine = first_down + (uint32_t)(n_tile - n_fine) * (uint32_t)n_down;
+    if (ticket >= first_fine + (uint32_t)n_fine * (uint32_t)p.down.n_group) {
         to->kind = PIECE_NONE;
         return;
     }
-    const bool down = ticket >= first_down;
-    const uint32_t i = down ? ticket - first_down : ticket, n_m = (uint32_t)(down ? n_down : n_up);
-    const int tile = (int)(i / n_m);
+    const bool down = ticket >= first_down, fine = F::FINE && ticket >= first_fine;
+    uint32_t i = ticket, n_m = (uint32_t)n_up;
+    if (down) {
+        i -= fine ? first_fine : first_down;
+        n_m = (uint32_t)(fine ? p.down.n_group : n_down);
+    }
+    const uint32_t of = i / n_m;
+    const int tile = (int)of + (fine ? n_tile - n_fine : 0), groups = fine ? 1 : F::GROUPS,
+              first = (int)(i - of * n_m) * groups;
     const struct prefill_tile t = p.tile[tile];
     *to = {t.expert,
            t.row,
            t.n,
            tile,
-           down ? PIECE_DOWN : PIECE_GATE_UP,
-           (int)(i - (uint32_t)tile * n_m),
+           (uint16_t)(down ? PIECE_DOWN : PIECE_GATE_UP),
+           (uint16_t)min(groups, (down ? p.down.n_group : p.gate_up.n_group) - first),
+           first,
            down ? p.down_scale[t.expert] : p.gate_scale[t.expert],
            down ? 0.0f : p.up_scale[t.expert]};
 }
@@ -93,7 +103,7 @@ static __device__ __forceinline__ void produce(const struct prefill_experts &p, 
 {
     const uint32_t full = smem + F::BELLS_AT, empty = full + 8 * F::STAGES, named = empty + 8 * F::STAGES,
                    read = named + 8 * PREFILL_PIECES;
-    const uint32_t all = (uint32_t)(pieces<F>(p.gate_up) * F::GROUPS);
+    const uint32_t all = (uint32_t)p.gate_up.n_group;
     struct ring_place r = {0, 0};
     write_piece<F>(p, atomicAdd(p.ticket, 1u), piece);
     bell_ring(named);
@@ -111,7 +121,9 @@ static __device__ __forceinline__ void produce(const struct prefill_experts &p, 
 
         const bool down = w.kind == PIECE_DOWN;
         const struct prefill_phase &phase = down ? p.down : p.gate_up;
-        const int row = w.expert * phase.n_unit + w.m * F::UNITS, n_k = phase.n_k;
+        const int row = w.expert * phase.n_unit + w.first * F::GROUP_UNITS, n_k = phase.n_k,
+                  groups = w.groups;
+        const uint32_t w_bytes = (uint32_t)groups * F::GROUP_BYTES;
         const uint32_t x_bytes = down ? (uint32_t)tile_width<F>(w.n) * 128 : 0;
         const uint16_t *h = p.h + (size_t)w.row * 64;
         for (int k = 0; k < n_k; k++) {
@@ -124,11 +136,17 @@ static __device__ __forceinline__ void produce(const struct prefill_experts &p, 
             }
             if (down)
                 bell_ring_for(bell, PREFILL_COPIERS / 32); /* who have nothing to copy */
-            bell_expect(bell, F::W_BYTES + x_bytes);
-            if (F::ONCE)
+            bell_expect(bell, w_bytes + x_bytes);
+            if (groups < F::GROUPS) {
+#pragma unroll 1
+                for (int g = 0; g < groups; g++)
+                    copy_in_box(at + F::PANEL_BYTES + g * F::GROUP_BYTES, phase.part, k,
+                                row + g * F::GROUP_UNITS, bell);
+            } else if (F::ONCE) {
                 copy_in_box_once(at + F::PANEL_BYTES, phase.weight, k, row, bell);
-            else
+            } else {
                 copy_in_box(at + F::PANEL_BYTES, phase.weight, k, row, bell);
+            }
             if (down)
                 copy_in_run(at, h, x_bytes, bell);
             h += p.capacity * 64;
@@ -226,13 +244,26 @@ static __device__ __forceinline__ void consume_piece(const struct prefill_expert
     const prefill_place my = {smem, smem + F::BELLS_AT, thread / 128 - 1, thread % 128 / 32, thread % 32};
     float d[F::M][N / 2] = {}; /* left undefined, all the cases' registers would
                                   be live throughout */
-    multiply<F, N>(d, r, n_k, my);
+    multiply<F, N>(d, r, n_k, my, p.by);
     const struct prefill_piece w = read_piece(piece);
-    const int block = w.m * (F::UNITS / 4) + my.group * F::M;
+    const int block = (w.first + my.group) * F::M;
     if (w.kind == PIECE_DOWN)
         finish_down<F, N>(d, p, w, block, my);
     else
         finish_gate_up<F, N>(d, p, w, block, my);
+}
+
+/* A piece of which this group has no rows: its stages are empty as soon as they are full. */
+template <typename F>
+static __device__ __forceinline__ void let_pass(struct ring_place &r, int n_k, uint32_t bells)
+{
+    for (int k = 0; k < n_k; k++) {
+        bell_wait(bells + 8 * r.stage, r.parity);
+        __syncwarp();
+        if (thread_anew() % 32 == 0)
+            bell_ring(bells + 8 * F::STAGES + 8 * r.stage);
+        next_stage<F>(r);
+    }
 }
 
 template <typename F>
@@ -258,9 +289,14 @@ static __device__ __forceinline__ void consume(const struct prefill_experts &p, 
         if (w.kind == PIECE_NONE)
             break;
         const int n_k = w.kind == PIECE_DOWN ? p.down.n_k : p.gate_up.n_k;
+        /* A vote, as warps decide alike: else nothing behind it is uniform to the compiler. */
+        if (__any_sync(ALL_LANES, thread / 128 - 1 >= w.groups)) {
+            let_pass<F>(r, n_k, smem + F::BELLS_AT);
+        } else {
 #define CASE(N) consume_piece<F, N>(p, piece, n_k, smem, r)
-        PREFILL_WIDTHS(F, tile_width<F>(w.n), CASE)
+            PREFILL_WIDTHS(F, tile_width<F>(w.n), CASE)
 #undef CASE
+        }
         __syncwarp();
         if (thread_anew() % 32 == 0)
             bell_ring(read + 8 * at);

@@ -120,9 +120,10 @@ static __device__ __forceinline__ void consume_tile(const struct prefill_linear 
 {
     const int thread = thread_anew(); /* not kept from tile to tile for all the cases */
     const prefill_place my = {smem, smem + F::BELLS_AT, thread / 128 - 1, thread % 128 / 32, thread % 32};
-    float d[F::M][N / 2] = {}; /* left undefined, all the cases' registers would
-                                  be live throughout */
-    multiply<F, N>(d, r, p.n_k, my);
+    float d[F::M][N / 2] = {};      /* left undefined, all the cases' registers would
+                                       be live throughout */
+    const uint32_t one = gridDim.y; /* the grid is a line: see unit.cuh */
+    multiply<F, N>(d, r, p.n_k, my, {4 * one, 16 * one, 64 * one});
     finish_linear<F, N>(d, p, t, item * (F::UNITS / 4) + my.group / F::DEPTH * F::M, my);
 }
 

@@ -38,15 +38,32 @@ static __device__ __forceinline__ void load_codes(uint32_t (&word)[F::M][4], uin
     }
 }
 
+/* What decoding multiplies by, and the compiler does not know (unit.cuh): 4, 16 and 64. */
+struct prefill_factors {
+    uint32_t four, sixteen, sixty_four;
+};
+
+/* As expand() of unit.cuh. */
+__device__ __forceinline__ void expand_by(uint32_t (&a)[4], const uint32_t (&word)[4], int f, uint32_t scale,
+                                          const prefill_factors &by)
+{
+    const uint32_t all = 0x81c081c0u, w = word[f];
+    const uint32_t last = choose_bits(word[f & 2], multiply_add(word[f | 1], by.four, 0), 0x06030603u);
+    a[0] = times_low(w & all, scale);
+    a[1] = times_high(multiply_add(w, by.sixteen, 0) & all, scale);
+    a[2] = times_low(__funnelshift_l(w, w, 10) & all, scale);
+    a[3] = times_high((f % 2 ? __funnelshift_l(last, last, 28) : multiply_add(last, by.sixty_four, 0)) & all,
+                      scale);
+}
+
 /* The products of a tile. The wgmma of the last step stay under way while the codes of the next are decoded.
  * No branch may stand around __syncwarp here: ptxas would wait for each wgmma at once (C7513). */
 template <typename F, int N>
 static __device__ __forceinline__ void multiply(float (&d)[F::M][N / 2], struct ring_place &r, int n_k,
-                                                const prefill_place &my)
+                                                const prefill_place &my, const prefill_factors &by)
 {
     const uint32_t full = my.bells, empty = full + 8 * F::STAGES;
     const uint32_t part = my.group % F::DEPTH, unit = my.group / F::DEPTH * 4 * F::M + my.warp;
-    const uint32_t sixteen = 16 * gridDim.y; /* the grid is a line: see unit.cuh */
     const uint32_t w_at = F::DEPTH * F::PANEL_BYTES + (part * F::UNITS + unit) * CUDA_UNIT_BYTES;
     uint32_t a[2][F::TOGETHER][4], last = 0;
     uint32_t word[F::M][4], scale[F::M];
@@ -56,7 +73,7 @@ static __device__ __forceinline__ void multiply(float (&d)[F::M][N / 2], struct 
         load_codes<F>(word, scale, at + w_at, my.lane);
 #pragma unroll
         for (int m = 0; m < F::M; m++)
-            scale[m] = scale_pair(scale[m], sixteen);
+            scale[m] = scale_pair(scale[m], by.sixteen);
         const uint32_t before = last;
         last = empty + 8 * r.stage;
         next_stage<F>(r);
@@ -67,7 +84,7 @@ static __device__ __forceinline__ void multiply(float (&d)[F::M][N / 2], struct 
             const int f = s * TOGETHER / F::M, first = s * TOGETHER % F::M;
 #pragma unroll
             for (int m = 0; m < TOGETHER; m++)
-                expand(a[s & 1][m], word[first + m], f, scale[first + m], sixteen);
+                expand_by(a[s & 1][m], word[first + m], f, scale[first + m], by);
             products_fence();
 #pragma unroll
             for (int m = 0; m < TOGETHER; m++)

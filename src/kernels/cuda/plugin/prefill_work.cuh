@@ -8,8 +8,9 @@
 
 /* One of the two products. */
 struct prefill_phase {
-    weight_boxes weight;      /* [n_expert] packed */
-    int n_unit, n_k, n_panel; /* units of W's rows, K / 64, panels of its output */
+    weight_boxes weight, part; /* [n_expert] packed, in boxes of all groups' rows, and of one's */
+    int n_unit, n_k, n_panel;  /* units of W's rows, K / 64, panels of its output */
+    int n_group;               /* groups that W's rows fill */
 };
 
 struct prefill_experts {
@@ -21,17 +22,22 @@ struct prefill_experts {
     const struct prefill_tile *tile;
     const int *n_tile;
     uint32_t *ticket; /* pieces taken, 0 before */
-    uint32_t *ready;  /* [tile]: buffers of h that are there, 0 before */
-    int hidden;
+    uint32_t *ready;  /* [tile]: groups' parts of h that are there, 0 before */
+    /* Parameters, which instructions name where they lie: made from one, they took registers that tiles of 40
+     * tokens and more lack, and were made again in each stage. */
+    struct prefill_factors by;
+    int hidden, n_fine; /* n_fine: tiles, the last, whose pieces of down are of one group each */
     size_t capacity;
 };
 
 enum { PIECE_GATE_UP, PIECE_DOWN, PIECE_NONE };
 
-/* Some rows of W by a tile of tokens, in shared memory. */
+/* Some rows of W by a tile of tokens, in shared memory: those of `groups` groups, from group `first` on. The
+ * block's other groups have none. */
 struct alignas(16) prefill_piece {
     int expert, row, n, tile;
-    int kind, m; /* m: times UNITS of W's rows */
+    uint16_t kind, groups;
+    int first;
     float scale, scale_2;
 };
 
@@ -39,11 +45,14 @@ struct alignas(16) prefill_piece {
  * pieces, and bells: full and empty of each stage, and of each piece. */
 template <typename BASE> struct prefill_experts_form : BASE {
     static constexpr bool ONCE = BASE::BLOCKS > 1; /* few tokens: most experts have one tile */
+    /* The last pieces are small, so that blocks end together: faster with three groups, slower with two. */
+    static constexpr bool FINE = BASE::GROUPS > 2;
     /* Beside multiples of 16 what tiles often have: 40; 56 and 72, and not 16. Of more ptxas finds no
      * registers (C7512). */
     static constexpr uint32_t WIDTHS = BASE::N_MAX == PREFILL_N_NARROW   ? 0x74
                                        : BASE::N_MAX == PREFILL_N_MIDDLE ? 0x17d0
                                                                          : BASE::WIDTHS;
+    static constexpr int GROUP_UNITS = 4 * BASE::M, GROUP_BYTES = GROUP_UNITS * CUDA_UNIT_BYTES;
     static constexpr int BUFFERS = BASE::GROUPS;
     static constexpr int BUFFER_AT = BASE::STAGES * BASE::STAGE_BYTES;
     static constexpr int PIECES_AT = BUFFER_AT + BUFFERS * BASE::PANEL_BYTES;

@@ -43,8 +43,7 @@ struct routing {
     uint16_t slot[MOE_SLOTS_MAX];      /* in the order of the passes */
     uint16_t token[MOE_SLOTS_MAX];     /* of these */
     float scale[3][MOE_SLOTS_MAX];     /* of gate, up, down: [pass], read at once and early */
-    int warp_sum[N_WARP];
-    int rounds[N_WARP]; /* rounds_find */
+    int rounds[N_WARP];                /* rounds_find */
 };
 
 struct moe_passes {
@@ -97,63 +96,82 @@ static __device__ __forceinline__ void ask_ahead(const moe_params &a, int warp, 
 /* ---- routing --------------------------------------------------------------------------------------- */
 
 /* Passes by expert ascending, slots ascending within one; id: this thread's slot's, or -1. mask:
- * [n_expert][MASK_STRIDE], zeros, and first: [n_expert] of shared memory that is free until the end.
- * meanwhile(): what is asked for behind the ids; known(n_pass): what the passes and their experts are enough
- * for. All threads. */
+ * [n_expert][MASK_STRIDE], and count: [n_expert rounded up to RUN], zeros of shared memory. Every warp adds
+ * up all experts for itself, which is quicker than to meet. meanwhile(): what is asked for behind the ids;
+ * known(n_pass): what their number is enough for, before the last barrier. All threads. */
+#define RUN 128 /* experts of a warp at a time */
 template <typename Meanwhile, typename Known>
 static __device__ __forceinline__ void route(struct routing *r, const struct packed_moe &w, int id,
-                                             uint32_t *mask, int *first, Meanwhile meanwhile, Known known)
+                                             uint32_t *mask, int *count, Meanwhile meanwhile, Known known)
 {
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
     const int n_expert = w.n_expert, e = id < n_expert ? id : -1;
-    if (e >= 0)
+    if (e >= 0) {
         atomicOr(&mask[e * MASK_STRIDE + warp], 1u << lane);
+        atomicAdd(&count[e], 1);
+    }
     meanwhile();
     __syncthreads();
-    int count = 0;
-    if (t < n_expert)
-#pragma unroll
-        for (int i = 0; i < MASKS / 4; i++) {
-            const uint4 m = ((const uint4 *)(mask + t * MASK_STRIDE))[i];
-            count += __popc(m.x) + __popc(m.y) + __popc(m.z) + __popc(m.w);
-        }
-    const int n = (count + 7) / 8, own = n << 16 | count; /* passes and slots, added up together */
-    int sum = own;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-        const int other = __shfl_up_sync(ALL_LANES, sum, d);
-        sum += lane >= d ? other : 0;
-    }
-    if (lane == 31)
-        r->warp_sum[warp] = sum;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < N_WARP; i++)
-        sum += i < warp ? r->warp_sum[i] : 0;
-    const int pass = (sum - own) >> 16, before = (sum - own) & 0xffff;
-    if (t == N_THREAD - 1) {
-        r->n_pass = sum >> 16;
-        r->before[sum >> 16] = (int16_t)(sum & 0xffff);
-    }
-    if (t < n_expert) {
-        first[t] = before;
-#pragma unroll 1
-        for (int i = 0; i < n; i++) {
-            r->expert[pass + i] = (int16_t)t;
-            r->before[pass + i] = (int16_t)(before + 8 * i);
-        }
-    }
-    __syncthreads();
-    known(r->n_pass);
+    int rank = 0;
     if (e >= 0) {
-        int rank = __popc(mask[e * MASK_STRIDE + warp] & ((1u << lane) - 1));
+        rank = __popc(mask[e * MASK_STRIDE + warp] & ((1u << lane) - 1));
 #pragma unroll
-        for (int i = 0; i < MASKS; i++)
-            if (i < warp)
-                rank += __popc(mask[e * MASK_STRIDE + i]);
-        r->slot[first[e] + rank] = (uint16_t)t;
-        r->token[first[e] + rank] = (uint16_t)(t / w.n_used);
+        for (int i = 0; i < MASKS; i += 4)
+            if (i < warp) { /* what lies behind the warp's own is not counted */
+                const uint4 m = *(const uint4 *)&mask[e * MASK_STRIDE + i];
+                rank += __popc(m.x) + (i + 1 < warp ? __popc(m.y) : 0) + (i + 2 < warp ? __popc(m.z) : 0) +
+                        (i + 3 < warp ? __popc(m.w) : 0);
+            }
     }
+    int all = 0; /* passes above, slots below, added up together */
+#pragma unroll 1
+    for (int e0 = 0; e0 < n_expert; e0 += RUN) {
+        const uint4 four = *(const uint4 *)(count + e0 + 4 * lane);
+        const int n[4] = {(int)four.x, (int)four.y, (int)four.z, (int)four.w};
+        int own = 0, before[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            before[i] = own;
+            own += (n[i] + 7) / 8 << 16 | n[i];
+        }
+        int sum = own;
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            const int other = __shfl_up_sync(ALL_LANES, sum, d);
+            sum += lane >= d ? other : 0;
+        }
+        int first = 0; /* of the slot's expert */
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            before[i] += all + sum - own;
+            const int found = __shfl_sync(ALL_LANES, before[i], e % RUN / 4 & 31);
+            first = e % 4 == i ? found : first;
+        }
+        if (e >= e0 && e < e0 + RUN) {
+            const int at = (first & 0xffff) + rank;
+            r->slot[at] = (uint16_t)t;
+            r->token[at] = (uint16_t)(t / w.n_used);
+        }
+        if (warp < 4) { /* this one's of each lane */
+            const int mine = warp == 0   ? before[0]
+                             : warp == 1 ? before[1]
+                             : warp == 2 ? before[2]
+                                         : before[3];
+            const int slots = warp == 0 ? n[0] : warp == 1 ? n[1] : warp == 2 ? n[2] : n[3];
+#pragma unroll 1
+            for (int i = 0; 8 * i < slots; i++) {
+                r->expert[(mine >> 16) + i] = (int16_t)(e0 + 4 * lane + warp);
+                r->before[(mine >> 16) + i] = (int16_t)((mine & 0xffff) + 8 * i);
+            }
+        }
+        all += __shfl_sync(ALL_LANES, sum, 31);
+    }
+    const int n_pass = all >> 16;
+    if (t == N_THREAD - 1) {
+        r->n_pass = n_pass;
+        r->before[n_pass] = (int16_t)(all & 0xffff);
+    }
+    known(n_pass);
     __syncthreads();
 }
 
@@ -287,7 +305,8 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
     uint32_t *mask = (uint32_t *)memory, *h = (uint32_t *)a.scratch.h, *y = (uint32_t *)a.scratch.y;
 
 #pragma unroll 1
-    for (int i = threadIdx.x; i < a.w.n_expert * MASK_STRIDE / 4; i += N_THREAD)
+    for (int i = threadIdx.x; i < a.w.n_expert * MASK_STRIDE / 4 + (a.w.n_expert + RUN - 1) / RUN * (RUN / 4);
+         i += N_THREAD)
         ((uint4 *)mask)[i] = make_uint4(0, 0, 0, 0);
     ask_ahead(a, warp, lane);
     const struct moe_share share = share_of_block();
@@ -299,15 +318,15 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
     }
     gpu_wait_before();
     const int id = (int)threadIdx.x < n_slot ? a.w.id[threadIdx.x] : -1;
-    if (!a.scratch.early)
+    if (!a.scratch.early) {
         clear(a, n_slot);
-    __syncthreads();
+        __syncthreads();
+    }
     /* Where a block may have passes of experts that all rows take and of others, it has all rows if they fit:
      * else they would be two rounds. */
     const bool all_rows = a.w.n_shared > 0 && a.w.n_row <= a.phase[0].room;
     const bool two_rounds = !all_rows && a.phase[0].room < 16; /* two passes' rows */
     float scale[3] = {};
-    uint32_t apart = 0;
     route(
         &routing, a.w, id, mask, (int *)(mask + a.w.n_expert * MASK_STRIDE),
         [&]() {
@@ -315,23 +334,24 @@ template <typename Ring> static __global__ void __launch_bounds__(N_THREAD, 1) m
                 ask_for_x(xs, a.w);
         },
         [&](int n_pass) {
-            if (threadIdx.x < N_PHASE) {
-                struct phase p = threadIdx.x == 0 ? a.phase[0] : a.phase[1];
+            const int f = (int)threadIdx.x - (N_THREAD - 32); /* the last warp has least to do */
+            if (f >= 0 && f < N_PHASE) {
+                struct phase p = f == 0 ? a.phase[0] : a.phase[1];
                 deal(&p, n_pass);
-                if (threadIdx.x == 0 && all_rows)
+                if (f == 0 && all_rows)
                     p.room = MOE_SLOTS_MAX;
-                phases[threadIdx.x] = p;
-            }
-            if (two_rounds)
-                apart = rounds_find(routing.before, n_pass, a.phase[0].room, routing.rounds);
-            if ((int)threadIdx.x < n_pass) {
-                const int e = routing.expert[threadIdx.x];
-                scale[0] = a.w.gate_scale[e];
-                scale[1] = a.w.up_scale[e];
-                scale[2] = a.w.down_scale[e];
+                phases[f] = p;
             }
         });
+    if ((int)threadIdx.x < routing.n_pass) {
+        const int e = routing.expert[threadIdx.x];
+        scale[0] = a.w.gate_scale[e];
+        scale[1] = a.w.up_scale[e];
+        scale[2] = a.w.down_scale[e];
+    }
     if (two_rounds) {
+        const uint32_t apart = rounds_find(routing.before, routing.n_pass, a.phase[0].room, routing.rounds);
+        __syncthreads();
         rounds_deal(&phases[0], routing.n_pass, share, apart, routing.rounds);
         __syncthreads();
     }

@@ -54,7 +54,7 @@ static __device__ __forceinline__ int collect_from(const sample_row &row, unsign
         });
     cluster_sync();
     const int n = first->n;
-    cluster_meet(); /* nobody looks at it any more */
+    cluster_sync(); /* all have seen it: it may be written again, and the first block may end */
     return n;
 }
 

@@ -89,10 +89,10 @@ struct device_room {
 /* What a step is made for: rows that its launches cover, not those of one batch. */
 struct device_shape {
     int n_row, n_out, n_single, n_tile, n_image, n_split;
-    bool best;                /* the likeliest tokens are found, too */
-    bool draws;               /* tokens are drawn                    */
-    int cut;                  /* two-batch overlap: rows of the first half; 0: all rows go together */
-    bool sends;               /* of such a step: copy engines carry the parts of its sums           */
+    bool best;  /* the likeliest tokens are found, too */
+    bool draws; /* tokens are drawn                    */
+    int cut;    /* two-batch overlap: rows of the first half; 0: all rows go together */
+    bool sends; /* of such a step: copy engines carry the parts of its sums           */
     int single_cut, tile_cut, image_cut; /* of `single`, `tile` and images, those of the first half */
     /* Where sequences are on one rank each (device_ep.h; n_rank 0: not): all above but n_out are this rank's,
      * and these are the same on all: rows of all ranks together, and the most rows, and rows of logits, of

@@ -103,7 +103,8 @@ struct nyb_options {
     uint64_t kv_cache_bytes;    /* 0: what the limits below can use, at most 80 % of the free memory  */
     int64_t max_model_len;      /* prompt + answer; <= 0: the model's, or what the KV cache can hold  */
     int max_num_seqs;           /* sequences a step                                                   */
-    int max_num_batched_tokens; /* tokens a step: a long prompt is cut into chunks of this            */
+    int max_num_batched_tokens; /* tokens a step: a long prompt is cut into chunks of this; at least
+                                   max_num_seqs. <= 0: 512, on a GPU 2048, or max_num_seqs            */
     int max_waiting;            /* requests beyond max_num_seqs before nyb_submit says NYB_E_BUSY     */
     int max_logprobs;           /* the most that a request may ask for                                */
     bool prefix_cache;

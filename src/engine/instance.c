@@ -27,7 +27,6 @@ void nyb_options_init(struct nyb_options *o)
 {
     *o = (struct nyb_options){.kv_dtype = NYB_KV_AUTO,
                               .max_num_seqs = 64,
-                              .max_num_batched_tokens = 512,
                               .max_waiting = 1024,
                               .max_logprobs = 20,
                               .prefix_cache = true,
@@ -64,7 +63,7 @@ static enum nyb_code check_options(const struct nyb_options *o, struct nyb_err *
         int value, lo, hi;
     } range[] = {
         {"max_num_seqs", o->max_num_seqs, 1, 4096},
-        {"max_num_batched_tokens", o->max_num_batched_tokens, o->max_num_seqs, 1 << 20},
+        {"max_num_batched_tokens", ranks_step_tokens(o, false), o->max_num_seqs, 1 << 20},
         {"max_waiting", o->max_waiting, 0, 1 << 20},
         {"max_logprobs", o->max_logprobs, 0, 1000},
         {"stuck_ms", o->stuck_ms, 1, INT32_MAX},
@@ -174,7 +173,7 @@ static void fill_info(struct nyb_engine *e, const struct nyb_options *o, int n_b
                                 .vocab_size = c->vocab,
                                 .max_model_len = c->max_len,
                                 .max_num_seqs = o->max_num_seqs,
-                                .max_num_batched_tokens = o->max_num_batched_tokens,
+                                .max_num_batched_tokens = ranks_step_tokens(o, model_device_name(e->model)),
                                 .max_logprobs = o->max_logprobs,
                                 .kv_blocks = n_block,
                                 .kv_block_tokens = KV_BLOCK,
@@ -221,7 +220,7 @@ static enum nyb_code open_parts(struct nyb_engine *e, const struct nyb_options *
         runner.between_arg = &e->experts;
     }
     const struct step_options so = {.max_num_seqs = o->max_num_seqs,
-                                    .max_num_batched_tokens = o->max_num_batched_tokens,
+                                    .max_num_batched_tokens = e->info.max_num_batched_tokens,
                                     .max_len = max_len,
                                     .max_live = o->max_num_seqs + o->max_waiting,
                                     .max_logprobs = o->max_logprobs,

@@ -60,6 +60,16 @@ void nyb_ranks_close(struct nyb_ranks *r)
     comm_close(ranks_comm(r));
 }
 
+/* A prompt in steps of 512 tokens goes at two thirds of its speed on a GPU in steps of 8192, in steps of 2048
+ * at nine tenths; and the others' tokens wait for each step. */
+int ranks_step_tokens(const struct nyb_options *o, bool gpu)
+{
+    int n = gpu ? 2048 : 512;
+    if (o->max_num_batched_tokens > 0)
+        return o->max_num_batched_tokens;
+    return n < o->max_num_seqs ? o->max_num_seqs : n;
+}
+
 struct model_options ranks_model_options(const struct nyb_options *o, const char *folder, struct comm *comm)
 {
     return (struct model_options){.folder = folder,
@@ -73,7 +83,7 @@ struct model_options ranks_model_options(const struct nyb_options *o, const char
                                   .device = (enum device_choice)o->device,
                                   .moe_backend = (enum device_backend)o->moe_backend,
                                   .gemm_backend = (enum device_backend)o->gemm_backend,
-                                  .max_batched_tokens = o->max_num_batched_tokens,
+                                  .max_batched_tokens = ranks_step_tokens(o, o->device != NYB_DEVICE_CPU),
                                   .comm = comm,
                                   .expert_parallel = o->expert_parallel,
                                   .redundant_experts = o->num_redundant_experts,

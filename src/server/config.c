@@ -280,8 +280,5 @@ void config_engine_options(const struct serve_config *c, const char *default_mod
     o->two_batch_overlap = c->two_batch_overlap;
     o->tbo_prefill_min = (int)c->tbo_prefill_min;
     o->tbo_decode_min = (int)c->tbo_decode_min;
-    if (c->max_num_batched_tokens)
-        o->max_num_batched_tokens = (int)c->max_num_batched_tokens;
-    else if (o->max_num_batched_tokens < o->max_num_seqs)
-        o->max_num_batched_tokens = o->max_num_seqs;
+    o->max_num_batched_tokens = (int)c->max_num_batched_tokens;
 }

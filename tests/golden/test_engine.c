@@ -271,6 +271,26 @@ static void test_engine_open_refuses_what_cannot_be(void **state)
 
 #define INT_OPTION(name) #name, offsetof(struct nyb_options, name)
 
+/* Tokens a step, where none are asked for. */
+static void test_engine_step_tokens(void **state)
+{
+    (void)state;
+    static const int asked[][3] = {{0, 64, 512}, {0, 600, 600}, {-1, 64, 512}, {100, 64, 100}};
+    for (size_t i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
+        struct nyb_engine *e;
+        struct nyb_options o;
+        struct nyb_err err;
+        nyb_options_init(&o);
+        o.model = MODEL;
+        o.max_model_len = 64;
+        o.max_num_batched_tokens = asked[i][0];
+        o.max_num_seqs = asked[i][1];
+        assert_int_equal(nyb_open(&e, &o, &err), NYB_OK);
+        assert_int_equal(nyb_engine_info(e)->max_num_batched_tokens, asked[i][2]);
+        nyb_close(e);
+    }
+}
+
 static void test_engine_open_refuses_options_out_of_range(void **state)
 {
     (void)state;
@@ -281,7 +301,7 @@ static void test_engine_open_refuses_options_out_of_range(void **state)
         bool of_experts; /* only where expert_parallel is on */
     } row[] = {
         {INT_OPTION(max_num_seqs), 0, 4097, false},
-        {INT_OPTION(max_num_batched_tokens), 63, (1 << 20) + 1, false}, /* at least max_num_seqs */
+        {INT_OPTION(max_num_batched_tokens), 63, (1 << 20) + 1, false}, /* at least max_num_seqs, or 0 */
         {INT_OPTION(max_waiting), -1, (1 << 20) + 1, false},
         {INT_OPTION(max_logprobs), -1, 1001, false},
         {INT_OPTION(stuck_ms), 0, -1, false},
@@ -446,6 +466,7 @@ int main(void)
         cmocka_unit_test(test_engine_cancel_in_flight_frees_all_blocks),
         cmocka_unit_test(test_engine_second_turn_uses_the_prefix_cache),
         cmocka_unit_test(test_engine_open_refuses_what_cannot_be),
+        cmocka_unit_test(test_engine_step_tokens),
         cmocka_unit_test(test_engine_open_refuses_options_out_of_range),
         cmocka_unit_test(test_engine_context_is_what_the_cache_holds),
         cmocka_unit_test(test_engine_defaults_are_the_checkpoints),

@@ -1,6 +1,7 @@
 """A server whose model is on the emulated GPU: the answers, checksum and values of the CPU, among others as alone, new
 weights, tokens drawn there and here, and a GPU that is lost for a while.
 NYBBLE names the program."""
+import json
 import os
 import subprocess
 import sys
@@ -62,6 +63,8 @@ class Device(unittest.TestCase):
 
     def test_answers(self):
         self.assertIn("emulated GPU", self.server.text())
+        self.assertIn("steps of up to 2048 tokens", self.server.text())
+        self.assertEqual(json.loads(self.server.request("GET", "/server_info")[2])["max_num_batched_tokens"], 2048)
         self.assertEqual(answers(self.server), self.wanted)
         status, reply = self.server.post("/v1/completions", body(PROMPTS[1]), timeout=300)
         self.assertEqual((status, reply["choices"][0]["text"]), (200, self.wanted[1]))

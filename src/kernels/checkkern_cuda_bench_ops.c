@@ -249,6 +249,55 @@ static void bench_sample(struct ops_bench *b, const char *what, struct cuda_draw
     release(b);
 }
 
+/* Rows as models make them, some dozens of tokens far above the others: written anew for each draw by the
+ * operator for embeddings, whose own time is the line before. */
+static void bench_sample_peaked(struct ops_bench *b, struct cuda_draw draw, int n_row)
+{
+    enum { N = 151936, PIECE = 1187, PIECES = N / PIECE, PEAKS = 64 };
+    struct cuda_draw *all = mem_alloc((size_t)n_row, sizeof(*all));
+    uint16_t *x = mem_alloc(N, sizeof(*x));
+    int32_t *piece = mem_alloc((size_t)n_row * PIECES, sizeof(*piece));
+    uint64_t seed = b->g->seed;
+    for (int i = 0; i < N; i++) {
+        float f = i % (N / PEAKS) == 7 ? 16 - 0.15f * (float)(i / (N / PEAKS))
+                                       : 2 * (checkkern_float(&seed) + checkkern_float(&seed));
+        uint32_t bits;
+        memcpy(&bits, &f, sizeof(bits));
+        x[i] = (uint16_t)(bits >> 16);
+    }
+    for (int t = 0; t < n_row; t++) {
+        all[t] = draw;
+        all[t].uniform = (t + 0.5) / n_row;
+        for (int i = 0; i < PIECES; i++)
+            piece[t * PIECES + i] = i;
+    }
+    float *there = take(b, (size_t)n_row * N * sizeof(*there));
+    struct cuda_op op[2] = {{.kind = CUDA_OP_EMBED, .n_row = n_row * PIECES},
+                            {.kind = CUDA_OP_SAMPLE, .n_row = n_row}};
+    op[0].as.embed = (struct cuda_embed){
+        .table = {(int32_t)CUDA_BF16, take_host(b, x, N * sizeof(*x)), NULL, take_one(b)},
+        .tok = take_host(b, piece, (size_t)n_row * PIECES * sizeof(*piece)),
+        .residual = there,
+        .vocab = PIECES,
+        .hidden = PIECE};
+    op[1].as.sample = (struct cuda_sample){.x = there,
+                                           .draw = take_host(b, all, (size_t)n_row * sizeof(*all)),
+                                           .id = take(b, (size_t)n_row * sizeof(int32_t)),
+                                           .n = N};
+    for (int n_op = 1; n_op <= 2; n_op++) {
+        char name[64];
+        snprintf(name, sizeof(name), "%s %d, top_p, peaked, %d row%s", n_op > 1 ? "write, sample" : "write", N,
+                 n_row, n_row > 1 ? "s" : "");
+        double seconds = b->failed ? -1.0 : n_op * b->g->plugin->time(b->g->gpu, op, n_op, N_ROUND);
+        checkkern_add(b->out, name, seconds, (double)n_row * N * sizeof(*there), 0.0, CHECKKERN_BF16);
+        b->failed |= seconds < 0;
+    }
+    free(all);
+    free(x);
+    free(piece);
+    release(b);
+}
+
 static void bench_samples(struct ops_bench *b)
 {
     static const int n_row[] = {1, 32, 256};
@@ -261,6 +310,7 @@ static void bench_samples(struct ops_bench *b)
         bench_sample(b, "top_k 50", top_k, n_row[i]);
         bench_sample(b, "all", all, n_row[i]);
         bench_sample(b, "top_p", top_p, n_row[i]);
+        bench_sample_peaked(b, top_p, n_row[i]);
     }
 }
 

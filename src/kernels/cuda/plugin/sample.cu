@@ -12,11 +12,18 @@ static __device__ __forceinline__ int draw_from_all(const sample_row &row, const
 {
     const float max = r.max, factor = times(d.scale, 1.44269504f);
     float *x = row.x;
-    sum_blocks(row, r, [&](float v, int i, int &) { return x[i] = weight_of(v, max, factor, d.min_p); });
     if (d.top_p < 1) {
-        const double total = sum_all(row, r);
-        return draw_from_nucleus(row, total, times(total, (double)d.top_p), d.uniform, r);
+        const unsigned least = least_of(d.top_p, row.n);
+        clear_bins(row.bins);
+        sum_blocks(row, 0.0f, r, [&](float v, int i, int &) {
+            const float w = x[i] = weight_of(v, max, factor, d.min_p);
+            add_weight(row, w, least, 20, 0);
+            return w;
+        });
+        return draw_from_nucleus(row, d, least, r);
     }
+    sum_blocks(row, 0.0f, r,
+               [&](float v, int i, int &) { return x[i] = weight_of(v, max, factor, d.min_p); });
     if (row.rank > 0)
         return -1;
     return draw_from_row(row, 0.0f, 0, times(d.uniform, sum_all(row, r)), r);

@@ -23,19 +23,40 @@ static __device__ __forceinline__ void clear_bins(unsigned *bins)
 }
 static_assert(COUNT_BINS == 2 * MASS_BINS, "two words of a mass are as many as counts");
 
-/* The bins of the whole row: masses of bins `top` and top - 1, which this thread has. */
-static __device__ __forceinline__ void add_bins(const sample_row &row, sample_room &r, int turn, int top,
-                                                unsigned long long *high, unsigned long long *low)
+/* Weights below this are less than what a nucleus leaves out, all n together: it does not end among them. What
+ * is left out is 1 - top_p of the mass, and that is the largest weight's at least, which is 1. In bits. */
+static __device__ __forceinline__ unsigned least_of(float top_p, int n)
+{
+    return __float_as_uint(fmaxf((float)(0.999 * (1.0 - (double)top_p) / n), 0x1p-126f));
+}
+
+/* What weights, bin by bin, have in mass; numbers of bins are bits above 2^-126's. Those of which `prefix` has
+ * the bits above shift + 10. */
+static __device__ __forceinline__ void add_weight(const sample_row &row, float w, unsigned least, int shift,
+                                                  unsigned prefix)
+{
+    const unsigned bits = __float_as_uint(w), key = bits - LEAST_WEIGHT;
+    if (bits >= least && key >> (shift + 10) == prefix)
+        add_mass(row.bins, key >> shift & (MASS_BINS - 1), (unsigned long long)((double)w * ONE_MASS));
+}
+
+/* The bins of the whole row: masses of bins `top` and top - 1, which this thread has. With `sum`, the first
+ * warp adds up the row meanwhile. */
+static __device__ __forceinline__ void add_bins(const sample_row &row, sample_room &r, int turn, bool sum,
+                                                int top, unsigned long long *high, unsigned long long *low)
 {
     __syncthreads();
-    for (int bin = threadIdx.x; bin < MASS_BINS; bin += THREADS) {
-        unsigned long long sum = 0;
+    if (sum)
+        add_sums(row, r);
+    const int helps = sum ? 32 : 0;
+    for (int bin = (int)threadIdx.x - helps; bin >= 0 && bin < MASS_BINS; bin += THREADS - helps) {
+        unsigned long long mass = 0;
         for (int c = 0; c < COPIES; c++) {
             const int at = bin * COPIES + (c + (int)threadIdx.x) % COPIES;
-            sum += (unsigned long long)row.bins[MASS_BINS * COPIES + at] << 32;
-            sum += row.bins[at];
+            mass += (unsigned long long)row.bins[MASS_BINS * COPIES + at] << 32;
+            mass += row.bins[at];
         }
-        r.bin.mass[turn][bin] = sum;
+        r.bin.mass[turn][bin] = mass;
     }
     cluster_sync();
     *high = *low = 0;
@@ -48,50 +69,95 @@ static __device__ __forceinline__ void add_bins(const sample_row &row, sample_ro
         }
 }
 
-/* The largest weight that, with all above it, has `target` of the mass. None: `least`, below which nobody
- * looks. */
-static __device__ __forceinline__ float find_cut(const sample_row &row, double total, double target,
-                                                 sample_room &r)
+/* The cut among the weights of the bins' bin `prefix`, of which there are CUDA_SAMPLE_TOP_K at most: where they
+ * have `left` of the mass. They go into the first block's list, which sorts them. */
+static __device__ __forceinline__ float find_cut_in_list(const sample_row &row, unsigned least, int shift,
+                                                         unsigned prefix, unsigned long long left,
+                                                         sample_room &r)
 {
-    const double wanted = ceil(times(target, ONE_MASS));
-    unsigned long long left = wanted > 0 ? (unsigned long long)wanted : 0;
-    float least = (float)(0.999 * plus(total, -target) / row.n);
-    least = least >= 0x1p-126f ? least : 0x1p-126f;
-    const unsigned from = __float_as_uint(least);
-    unsigned prefix = 0; /* of bits above 2^-126's */
-    for (int shift = 20, turn = 0; shift >= 0; shift -= 10, turn ^= 1) {
-        clear_bins(row.bins);
-        each_column(row, [&](float w, int) {
-            const unsigned bits = __float_as_uint(w), key = bits - LEAST_WEIGHT;
-            if (bits >= from && (shift == 20 || key >> (shift + 10) == prefix))
-                add_mass(row.bins, key >> shift & (MASS_BINS - 1),
-                         (unsigned long long)((double)w * ONE_MASS));
+    sample_room *first = cluster_at(&r, 0);
+    const float from = __uint_as_float((prefix << shift) + LEAST_WEIGHT);
+    each_block(row, [&](int b, int end) {
+        const bool is_read = b < end && r.sum[b] >= (double)from;
+        each_of_block(row, b, is_read ? row.end : 0, [&](float w, int) {
+            const unsigned bits = __float_as_uint(w);
+            if (bits >= least && (bits - LEAST_WEIGHT) >> shift == prefix) {
+                const int to = atomicAdd(&first->n, 1);
+                if (to < CUDA_SAMPLE_TOP_K)
+                    first->to.list[to] = bits;
+            }
         });
+    });
+    cluster_sync();
+    if (row.rank == 0) {
+        const int n = min(r.n, CUDA_SAMPLE_TOP_K);
+        sort_list(n, r);
+        float w[2];
+        unsigned long long mass[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int i = 2 * (int)threadIdx.x + j;
+            w[j] = i < n ? __uint_as_float((unsigned)r.to.list[i]) : 0.0f;
+            mass[j] = (unsigned long long)((double)w[j] * ONE_MASS);
+        }
+        find_reach(mass[0] + mass[1], left, r);
+        if (threadIdx.x == r.found[0])
+            r.cut = r.found[1] + mass[0] >= left ? w[0] : w[1];
+        __syncthreads();
+        if (threadIdx.x > 0 && (int)threadIdx.x < row.n_rank)
+            cluster_at(&r, (int)threadIdx.x)->cut = r.cut;
+    }
+    cluster_sync();
+    return r.cut;
+}
+
+/* The largest weight that, with all above it, has top_p of the mass. None: `least`, below which nobody looks.
+ * The bins have all weights already, whose sums are r.sum. Returns in `target` how much the CPU says that is. */
+static __device__ __forceinline__ float find_cut(const sample_row &row, float top_p, unsigned least,
+                                                 double *target, sample_room &r)
+{
+    unsigned long long left = 0;
+    unsigned prefix = 0;
+    for (int shift = 20, turn = 0; shift >= 0; shift -= 10, turn ^= 1) {
+        if (shift < 20) {
+            clear_bins(row.bins);
+            each_column(row, [&](float w, int) { add_weight(row, w, least, shift, prefix); });
+        }
         const int top = MASS_BINS - 1 - 2 * (int)threadIdx.x; /* two bins a thread */
         unsigned long long high, low;
-        add_bins(row, r, turn, top, &high, &low);
+        add_bins(row, r, turn, shift == 20, top, &high, &low);
+        if (shift == 20) {
+            *target = times(r.total, (double)top_p);
+            const double wanted = ceil(times(*target, ONE_MASS));
+            left = wanted > 0 ? (unsigned long long)wanted : 0;
+        }
         find_reach(high + low, left, r);
         if (r.found[0] == ~0ull)
-            return least;
+            return __uint_as_float(least);
         if (threadIdx.x == r.found[0]) {
             const bool in_high = r.found[1] + high >= left;
             r.index = in_high ? top : top - 1;
             r.found[1] += in_high ? 0 : high;
+            r.found[2] = in_high ? high : low;
         }
         __syncthreads();
         left -= r.found[1];
         prefix = prefix << 10 | (unsigned)r.index;
+        const double lightest = (double)__uint_as_float((prefix << shift) + LEAST_WEIGHT) * ONE_MASS;
+        if (shift > 0 && (double)(r.found[2] + CUDA_SAMPLE_TOP_K) <= CUDA_SAMPLE_TOP_K * lightest)
+            return find_cut_in_list(row, least, shift, prefix, left, r);
     }
     return __uint_as_float(prefix + LEAST_WEIGHT);
 }
 static_assert(MASS_BINS == 2 * THREADS, "two bins for each thread");
 
 /* The answer is the first block's. */
-static __device__ __forceinline__ int draw_from_nucleus(const sample_row &row, double total, double target,
-                                                        double u, sample_room &r)
+static __device__ __forceinline__ int draw_from_nucleus(const sample_row &row, const cuda_draw &d,
+                                                        unsigned least, sample_room &r)
 {
-    const float cut = find_cut(row, total, target, r);
-    sum_blocks(row, r, [&](float w, int, int &equal) {
+    double target;
+    const float cut = find_cut(row, d.top_p, least, &target, r);
+    sum_blocks(row, cut, r, [&](float w, int, int &equal) {
         equal += w == cut;
         return w > cut ? w : 0.0f;
     });
@@ -108,5 +174,5 @@ static __device__ __forceinline__ int draw_from_nucleus(const sample_row &row, d
     const double wanted = ceil(plus(target, -mass) / (double)cut);
     int taken = wanted < 1 ? 1 : wanted > n_equal ? n_equal : (int)wanted;
     taken = min(taken, n_equal);
-    return draw_from_row(row, cut, taken, times(u, plus(mass, times((double)taken, (double)cut))), r);
+    return draw_from_row(row, cut, taken, times(d.uniform, plus(mass, times((double)taken, (double)cut))), r);
 }

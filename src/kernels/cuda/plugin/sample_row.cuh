@@ -85,9 +85,9 @@ struct sample_room {
         double running[SUMS_MAX + 1];               /* the sum before each of them */
         unsigned long long list[CUDA_SAMPLE_TOP_K]; /* candidates: key, then the lower id first */
     } to;
-    unsigned long long of_warp[WARPS], of_block[CLUSTER_MAX], found[2];
+    unsigned long long of_warp[WARPS], of_block[CLUSTER_MAX], found[3];
     double total;
-    float max;
+    float max, cut;
     int index, n;
 };
 
@@ -159,6 +159,30 @@ static __device__ __forceinline__ void find_reach(unsigned long long v, unsigned
     }
     __syncthreads();
 }
+
+/* The list (n), the largest first: each thread has a pair of it. */
+static __device__ __forceinline__ void sort_list(int n, sample_room &r)
+{
+    int size = 2;
+    while (size < n)
+        size *= 2;
+    for (int i = n + (int)threadIdx.x; i < size; i += THREADS)
+        r.to.list[i] = 0;
+    __syncthreads();
+    for (int run = 2; run <= size; run *= 2)
+        for (int d = run / 2; d > 0; d /= 2) {
+            const int i = (int)threadIdx.x / d * 2 * d + (int)threadIdx.x % d, j = i + d;
+            if (j < size) {
+                const unsigned long long a = r.to.list[i], b = r.to.list[j];
+                if ((a < b) == ((i & run) == 0)) {
+                    r.to.list[i] = b;
+                    r.to.list[j] = a;
+                }
+            }
+            __syncthreads();
+        }
+}
+static_assert(CUDA_SAMPLE_TOP_K <= 2 * THREADS, "a pair for each thread");
 
 /* f(value, column) for this thread's columns of the block's stretch. Eight are asked for before the first is
  * used: what f writes would hold back what is read after it. */
@@ -263,30 +287,45 @@ static __device__ __forceinline__ void find_max(const sample_row &row, bool all,
     __syncthreads();
 }
 
-/* Half a warp has a SUM_BLOCK of weights, which of(value, column, equal) makes of what is in the row: running
- * sum `lane` of 16 takes those 16 apart. The sums of all blocks of the row are in all blocks' r.sum and
- * r.equal then. */
+/* f(value, column) for the columns of SUM_BLOCK b that are this thread's, in the order of the CPU's running
+ * sum `lane` of 16; up to `end`. Sixteen are asked for before the first is used. */
 template <typename F>
-static __device__ __forceinline__ void sum_blocks(const sample_row &row, sample_room &r, F of)
+static __device__ __forceinline__ void each_of_block(const sample_row &row, int b, int end, F f)
 {
-    const int AHEAD = 16;
-    const int lane = threadIdx.x % SUM_LANES, end = (row.end + SUM_BLOCK - 1) / SUM_BLOCK;
-    for (int first = (row.begin + SUM_BLOCK - 1) / SUM_BLOCK; first < end;
-         first += THREADS / SUM_LANES) { /* all lanes of a warp together */
-        const int b = first + (int)threadIdx.x / SUM_LANES, begin = b * SUM_BLOCK + lane;
+    const int AHEAD = 16, begin = b * SUM_BLOCK + (int)threadIdx.x % SUM_LANES;
+#pragma unroll 1
+    for (int i = begin; i < begin + SUM_BLOCK; i += AHEAD * SUM_LANES) {
+        float v[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            v[j] = i + j * SUM_LANES < end ? row.x[i + j * SUM_LANES] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            if (i + j * SUM_LANES < end)
+                f(v[j], i + j * SUM_LANES);
+    }
+}
+
+/* f(b, end) for the SUM_BLOCKs of this thread's half warp, by all lanes of a warp together: b is none of the
+ * block's where it is not below `end`. */
+template <typename F> static __device__ __forceinline__ void each_block(const sample_row &row, F f)
+{
+    const int end = (row.end + SUM_BLOCK - 1) / SUM_BLOCK;
+    for (int first = (row.begin + SUM_BLOCK - 1) / SUM_BLOCK; first < end; first += THREADS / SUM_LANES)
+        f(first + (int)threadIdx.x / SUM_LANES, end);
+}
+
+/* The sums of what of(value, column, equal) makes of the row, in all blocks' r.sum and r.equal. Blocks whose
+ * sum is below `least` before are not read: nothing is made of their columns. */
+template <typename F>
+static __device__ __forceinline__ void sum_blocks(const sample_row &row, float least, sample_room &r, F of)
+{
+    const int lane = threadIdx.x % SUM_LANES;
+    each_block(row, [&](int b, int end) {
+        const bool is_read = b < end && (least == 0.0f || r.sum[b] >= (double)least);
         float s = 0.0f;
         int equal = 0;
-#pragma unroll 1
-        for (int i = begin; i < begin + SUM_BLOCK; i += AHEAD * SUM_LANES) {
-            float v[AHEAD];
-#pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-                v[j] = i + j * SUM_LANES < row.end ? row.x[i + j * SUM_LANES] : 0.0f;
-#pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-                if (i + j * SUM_LANES < row.end)
-                    s = plus(s, of(v[j], i + j * SUM_LANES, equal));
-        }
+        each_of_block(row, b, is_read ? row.end : 0, [&](float v, int i) { s = plus(s, of(v, i, equal)); });
         s = plus(s, __shfl_xor_sync(ALL_LANES, s, 8));
         s = plus(s, __shfl_xor_sync(ALL_LANES, s, 4));
         const double pair = plus((double)s, (double)__shfl_xor_sync(ALL_LANES, s, 2));
@@ -298,7 +337,7 @@ static __device__ __forceinline__ void sum_blocks(const sample_row &row, sample_
             to->sum[b] = sum;
             to->equal[b] = equal;
         }
-    }
+    });
     cluster_sync();
 }
 static_assert(SUM_BLOCK % (16 * SUM_LANES) == 0, "whole steps of sixteen");
@@ -335,17 +374,22 @@ static __device__ __forceinline__ double run_up(double from, int n, bool off, sa
     return r.to.running[n];
 }
 
-/* All sums of the row. */
+/* All sums of the row, into r.total: by the first warp, the others do not wait. */
+static __device__ __forceinline__ void add_sums(const sample_row &row, sample_room &r)
+{
+    if (threadIdx.x >= 32)
+        return;
+    double at = 0;
+#pragma unroll 8
+    for (int b = 0; b < row.n_sum; b++)
+        at = plus(at, r.sum[b]);
+    if (threadIdx.x == 0)
+        r.total = at;
+}
+
 static __device__ __forceinline__ double sum_all(const sample_row &row, sample_room &r)
 {
-    if (threadIdx.x < 32) {
-        double at = 0;
-#pragma unroll 8
-        for (int b = 0; b < row.n_sum; b++)
-            at = plus(at, r.sum[b]);
-        if (threadIdx.x == 0)
-            r.total = at;
-    }
+    add_sums(row, r);
     __syncthreads();
     return r.total;
 }
@@ -390,12 +434,17 @@ static __device__ __forceinline__ int draw_from_row(const sample_row &row, float
     __syncthreads();
     const int at = block * SUM_BLOCK + (int)threadIdx.x;
     const float w = at < row.n ? __ldcg(&row.x[at]) : -1.0f;
-    const bool is_equal = at < row.n && w == cut;
-    const int rank = (int)sum_before(is_equal, r);
-    const bool is = w > cut || (is_equal && rank < r.n);
-    r.value[threadIdx.x] = is ? (double)w : 0.0;
-    run_up(from, SUM_BLOCK, true, r);
-    const int last = block_largest(is && r.to.running[threadIdx.x] >= 0 ? (int)threadIdx.x + 1 : 0, r);
+    const bool is_above = w > cut, is_equal = at < row.n && w == cut;
+    const unsigned long long ranks = sum_before((is_above ? 1ull << 32 : 0ull) | (is_equal ? 1u : 0u), r);
+    const int rank = (int)(ranks >> 32) + min((int)(unsigned)ranks, r.n);
+    const bool is = is_above || (is_equal && (int)(unsigned)ranks < r.n);
+    unsigned long long all = 0;
+    for (int i = 0; i < WARPS; i++)
+        all += r.of_warp[i];
+    if (is) /* only they: the others would take off nothing */
+        r.value[rank] = (double)w;
+    run_up(from, (int)(all >> 32) + min((int)(unsigned)all, r.n), true, r);
+    const int last = block_largest(is && r.to.running[rank] >= 0 ? (int)threadIdx.x + 1 : 0, r);
     return last ? block * SUM_BLOCK + last - 1 : -1;
 }
 static_assert(SUM_BLOCK == THREADS && SUMS_MAX % 8 == 0 && SUMS_MAX == 2 * THREADS,

@@ -167,30 +167,6 @@ static __device__ __forceinline__ int collect(const sample_row &row, unsigned kt
     return r.n + n_equal;
 }
 
-/* The list (n), the largest first: each thread has a pair of it. */
-static __device__ __forceinline__ void sort_list(int n, sample_room &r)
-{
-    int size = 2;
-    while (size < n)
-        size *= 2;
-    for (int i = n + (int)threadIdx.x; i < size; i += THREADS)
-        r.to.list[i] = 0;
-    __syncthreads();
-    for (int run = 2; run <= size; run *= 2)
-        for (int d = run / 2; d > 0; d /= 2) {
-            const int i = (int)threadIdx.x / d * 2 * d + (int)threadIdx.x % d, j = i + d;
-            if (j < size) {
-                const unsigned long long a = r.to.list[i], b = r.to.list[j];
-                if ((a < b) == ((i & run) == 0)) {
-                    r.to.list[i] = b;
-                    r.to.list[j] = a;
-                }
-            }
-            __syncthreads();
-        }
-}
-static_assert(CUDA_SAMPLE_TOP_K <= 2 * THREADS, "a pair for each thread");
-
 /* The largest k of the row into the first block's list, sorted. Returns how many there are, in the first
  * block. */
 static __device__ __forceinline__ int find_top(const sample_row &row, int k, sample_room &r)

@@ -151,10 +151,10 @@ static void settle_blocks(const struct sampler_ops *ops, const struct nucleus_wo
     for (int b = 0; b < sampler_blocks(n); b++) {
         int32_t held = work->sum.held[b];
         work->sum.above[b] += ops->above(w, held, out->cut, &work->sum.held[b]);
-        out->mass += work->sum.above[b];
         out->n_eq += work->sum.held[b];
         w += held;
     }
+    out->mass = sampler_total(work->sum.above, n);
 }
 
 /* The cut is below the band (-1), above it (1) or in it (0). */

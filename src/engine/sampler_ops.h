@@ -7,6 +7,7 @@
 
 #include "base/cpu.h"
 
+#define SAMPLER_GROUP 16  /* sums of blocks that are added up before they join the row's */
 #define SAMPLER_BLOCK 512 /* floats that are summed in fp32 (32 to a lane) before they join an fp64 sum */
 #define SAMPLER_SCAN  64  /* floats that next_above looks at together */
 #define SAMPLER_SLACK 16  /* floats that `band` may write after its last */

@@ -82,8 +82,12 @@ float sampler_spread_max(const struct sampler_spread *s, const float *x, int n, 
 double sampler_total(const double *sum, int n)
 {
     double total = 0;
-    for (int b = 0; b < sampler_blocks(n); b++)
-        total += sum[b];
+    for (int b = 0; b < sampler_blocks(n); b += SAMPLER_GROUP) {
+        double group = 0;
+        for (int i = b; i < b + SAMPLER_GROUP && i < sampler_blocks(n); i++)
+            group += sum[i];
+        total += group;
+    }
     return total;
 }
 

@@ -140,7 +140,7 @@ static bool sample_case(const struct checkkern_gpu *g, uint64_t *seed, int round
     struct gpu_case c;
     gpu_case_begin(&c, g, r);
     /* long rows are shared by several blocks */
-    int most = round % 8 == 7 ? 20000 : round % 8 == 3 ? 9000 : round % 3 ? 2500 : 40;
+    int most = round % 8 == 7 ? 40000 : round % 8 == 3 ? 9000 : round % 3 ? 2500 : 40;
     int n_row = checkkern_int(seed, 1, most > 2500 ? 2 : 5),
         n = checkkern_int(seed, most > 2500 ? most / 3 : 1, most);
     int real = checkkern_int(seed, 0, 2) ? n_row : checkkern_int(seed, 1, n_row);

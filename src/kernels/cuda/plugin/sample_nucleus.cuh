@@ -4,14 +4,11 @@
 
 #include "kernels/cuda/plugin/sample_row.cuh"
 
-/* In two words: adding 64 bits to shared memory would be a loop of compare and swap. */
-static __device__ __forceinline__ void add_mass(unsigned *bins, unsigned bin, unsigned long long mass)
+/* What a weight up to 1 counts, in units of 1 / ONE_MASS, rounded down. */
+static __device__ __forceinline__ unsigned long long mass_of(float w)
 {
-    unsigned *low_at = bins + bin * COPIES + threadIdx.x % COPIES, *high_at = low_at + MASS_BINS * COPIES;
-    const unsigned low = (unsigned)mass, before = atomicAdd(low_at, low);
-    const unsigned high = (unsigned)(mass >> 32) + (before + low < low ? 1u : 0u);
-    if (high)
-        atomicAdd(high_at, high);
+    const unsigned bits = __float_as_uint(w), shift = 127 - (bits >> 23);
+    return ((unsigned long long)((bits & 0x7fffffu) | 0x800000u) << (MASS_BITS - 23)) >> min(shift, 63u);
 }
 
 static __device__ __forceinline__ void clear_bins(unsigned *bins)
@@ -23,33 +20,69 @@ static __device__ __forceinline__ void clear_bins(unsigned *bins)
 }
 static_assert(COUNT_BINS == 2 * MASS_BINS, "two words of a mass are as many as counts");
 
-/* Weights below this are less than what a nucleus leaves out, all n together: it does not end among them. What
- * is left out is 1 - top_p of the mass, and that is the largest weight's at least, which is 1. In bits. */
-static __device__ __forceinline__ unsigned least_of(float top_p, int n)
+/* What the weights of a row have at least, all together: those of the largest that find_max's threads have
+ * found. The same in all blocks. */
+static __device__ __forceinline__ float mass_at_least(const sample_row &row, float factor, float min_p,
+                                                      sample_room &r)
 {
-    return __float_as_uint(fmaxf((float)(0.999 * (1.0 - (double)top_p) / n), 0x1p-126f));
+    unsigned key = 0;
+    for (int i = 0; i < row.n_rank; i++)
+        key = max(key, r.bin.largest[i][threadIdx.x]);
+    float w = key == 0 ? 0.0f : weight_of(of_key(key), r.max, factor, min_p);
+    for (int d = 16; d > 0; d /= 2)
+        w = plus(w, __shfl_xor_sync(ALL_LANES, w, d));
+    if (threadIdx.x % 32 == 0)
+        r.of_warp[threadIdx.x / 32] = __float_as_uint(w);
+    __syncthreads();
+    float mass = 0.0f;
+    for (int i = 0; i < WARPS; i++)
+        mass = plus(mass, __uint_as_float((unsigned)r.of_warp[i]));
+    return mass;
 }
 
-/* What weights, bin by bin, have in mass; numbers of bins are bits above 2^-126's. Those of which `prefix` has
- * the bits above shift + 10. */
-static __device__ __forceinline__ void add_weight(const sample_row &row, float w, unsigned least, int shift,
-                                                  unsigned prefix)
+/* Weights below this are less than what a nucleus leaves out of such a mass, all n together: it does not end
+ * among them. In bits. */
+static __device__ __forceinline__ unsigned least_of(float top_p, int n, float mass)
 {
-    const unsigned bits = __float_as_uint(w), key = bits - LEAST_WEIGHT;
-    if (bits >= least && key >> (shift + 10) == prefix)
-        add_mass(row.bins, key >> shift & (MASS_BINS - 1), (unsigned long long)((double)w * ONE_MASS));
+    return __float_as_uint(fmaxf((float)(0.999 * (1.0 - (double)top_p) * (double)mass / n), 0x1p-126f));
 }
 
-/* The bins of the whole row: masses of bins `top` and top - 1, which this thread has. With `sum`, the first
- * warp adds up the row meanwhile. */
-static __device__ __forceinline__ void add_bins(const sample_row &row, sample_room &r, int turn, bool sum,
+/* What weights, bin by bin, have in mass; numbers of bins are bits above 2^-126's. Those of which `prefix`
+ * has the bits above shift + 10. In two words: adding 64 bits to shared memory would be a loop of compare and
+ * swap.
+ */
+template <int N>
+static __device__ __forceinline__ void add_weights(const sample_row &row, const float (&w)[N], unsigned least,
+                                                   int shift, unsigned prefix)
+{
+    unsigned high[N];
+    unsigned *at[N]; /* the bin's low word */
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const unsigned bits = __float_as_uint(w[j]), key = bits - LEAST_WEIGHT;
+        const bool is = bits >= least && key >> (shift + 10) == prefix;
+        const unsigned long long mass = mass_of(w[j]);
+        const unsigned low = (unsigned)mass;
+        at[j] = row.bins + (key >> shift & (MASS_BINS - 1)) * COPIES + threadIdx.x % COPIES;
+        high[j] = 0;
+        if (is) {
+            const unsigned before = atomicAdd(at[j], low);
+            high[j] = (unsigned)(mass >> 32) + (before + low < low ? 1u : 0u);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        if (high[j])
+            atomicAdd(at[j] + MASS_BINS * COPIES, high[j]);
+}
+
+/* The bins of the whole row: masses of bins `top` and top - 1, which this thread has; nothing is in bins
+ * below `lowest`, an even number. */
+static __device__ __forceinline__ void add_bins(const sample_row &row, sample_room &r, int turn, int lowest,
                                                 int top, unsigned long long *high, unsigned long long *low)
 {
     __syncthreads();
-    if (sum)
-        add_sums(row, r);
-    const int helps = sum ? 32 : 0;
-    for (int bin = (int)threadIdx.x - helps; bin >= 0 && bin < MASS_BINS; bin += THREADS - helps) {
+    for (int bin = MASS_BINS - 1 - (int)threadIdx.x; bin >= lowest; bin -= THREADS) {
         unsigned long long mass = 0;
         for (int c = 0; c < COPIES; c++) {
             const int at = bin * COPIES + (c + (int)threadIdx.x) % COPIES;
@@ -60,28 +93,34 @@ static __device__ __forceinline__ void add_bins(const sample_row &row, sample_ro
     }
     cluster_sync();
     *high = *low = 0;
-#pragma unroll
-    for (int i = 0; i < CLUSTER_MAX; i++)
-        if (i < row.n_rank) {
-            const unsigned long long *from = cluster_at(r.bin.mass[turn], i);
-            *high += from[top];
-            *low += from[top - 1];
-        }
+    if (top < lowest)
+        return;
+#pragma unroll 8
+    for (int i = 0; i < row.n_rank; i++) {
+        const ulonglong2 two = *(const ulonglong2 *)&cluster_at(r.bin.mass[turn], i)[top - 1];
+        *high += two.y;
+        *low += two.x;
+    }
 }
 
-/* The cut among the weights of the bins' bin `prefix`, of which there are CUDA_SAMPLE_TOP_K at most: where they
- * have `left` of the mass. They go into the first block's list, which sorts them. */
+/* The cut among the weights of the bins' bin `prefix`, of which there are CUDA_SAMPLE_TOP_K at most: where
+ * they have `left` of the mass. They go into the first block's list, which sorts them. */
 static __device__ __forceinline__ float find_cut_in_list(const sample_row &row, unsigned least, int shift,
                                                          unsigned prefix, unsigned long long left,
                                                          sample_room &r)
 {
     sample_room *first = cluster_at(&r, 0);
     const float from = __uint_as_float((prefix << shift) + LEAST_WEIGHT);
-    each_block(row, [&](int b, int end) {
-        const bool is_read = b < end && r.sum[b] >= (double)from;
-        each_of_block(row, b, is_read ? row.end : 0, [&](float w, int) {
-            const unsigned bits = __float_as_uint(w);
-            if (bits >= least && (bits - LEAST_WEIGHT) >> shift == prefix) {
+    each_block(row, [&](int b) {
+        if (r.sum[b] < (double)from)
+            return;
+        float w[OF_BLOCK];
+        each_of_block(row, b, 0.0f, w, [&](const float(&v)[FEW], int) {
+#pragma unroll
+            for (int j = 0; j < FEW; j++) {
+                const unsigned bits = __float_as_uint(v[j]);
+                if (bits < least || (bits - LEAST_WEIGHT) >> shift != prefix)
+                    continue;
                 const int to = atomicAdd(&first->n, 1);
                 if (to < CUDA_SAMPLE_TOP_K)
                     first->to.list[to] = bits;
@@ -98,7 +137,7 @@ static __device__ __forceinline__ float find_cut_in_list(const sample_row &row, 
         for (int j = 0; j < 2; j++) {
             const int i = 2 * (int)threadIdx.x + j;
             w[j] = i < n ? __uint_as_float((unsigned)r.to.list[i]) : 0.0f;
-            mass[j] = (unsigned long long)((double)w[j] * ONE_MASS);
+            mass[j] = w[j] > 0 ? mass_of(w[j]) : 0;
         }
         find_reach(mass[0] + mass[1], left, r);
         if (threadIdx.x == r.found[0])
@@ -111,26 +150,27 @@ static __device__ __forceinline__ float find_cut_in_list(const sample_row &row, 
     return r.cut;
 }
 
-/* The largest weight that, with all above it, has top_p of the mass. None: `least`, below which nobody looks.
- * The bins have all weights already, whose sums are r.sum. Returns in `target` how much the CPU says that is. */
-static __device__ __forceinline__ float find_cut(const sample_row &row, float top_p, unsigned least,
-                                                 double *target, sample_room &r)
+/* The largest weight that, with all above it, has `target` of the mass. None: `least`, below which nobody
+ * looks. The bins have all weights already, and r.sum their sums. */
+static __device__ __forceinline__ float find_cut(const sample_row &row, double target, unsigned least,
+                                                 sample_room &r)
 {
-    unsigned long long left = 0;
+    const double wanted = ceil(times(target, ONE_MASS));
+    unsigned long long left = wanted > 0 ? (unsigned long long)wanted : 0;
     unsigned prefix = 0;
     for (int shift = 20, turn = 0; shift >= 0; shift -= 10, turn ^= 1) {
         if (shift < 20) {
             clear_bins(row.bins);
-            each_column(row, [&](float w, int) { add_weight(row, w, least, shift, prefix); });
+            each_block(row, [&](int b) {
+                float w[OF_BLOCK];
+                each_of_block(row, b, 0.0f, w,
+                              [&](const float(&v)[FEW], int) { add_weights(row, v, least, shift, prefix); });
+            });
         }
         const int top = MASS_BINS - 1 - 2 * (int)threadIdx.x; /* two bins a thread */
         unsigned long long high, low;
-        add_bins(row, r, turn, shift == 20, top, &high, &low);
-        if (shift == 20) {
-            *target = times(r.total, (double)top_p);
-            const double wanted = ceil(times(*target, ONE_MASS));
-            left = wanted > 0 ? (unsigned long long)wanted : 0;
-        }
+        const int lowest = shift == 20 ? (int)((least - LEAST_WEIGHT) >> 20) & ~1 : 0;
+        add_bins(row, r, turn, lowest, top, &high, &low);
         find_reach(high + low, left, r);
         if (r.found[0] == ~0ull)
             return __uint_as_float(least);
@@ -155,11 +195,14 @@ static_assert(MASS_BINS == 2 * THREADS, "two bins for each thread");
 static __device__ __forceinline__ int draw_from_nucleus(const sample_row &row, const cuda_draw &d,
                                                         unsigned least, sample_room &r)
 {
-    double target;
-    const float cut = find_cut(row, d.top_p, least, &target, r);
-    sum_blocks(row, cut, r, [&](float w, int, int &equal) {
-        equal += w == cut;
-        return w > cut ? w : 0.0f;
+    const double target = times(sum_all(row, r), (double)d.top_p);
+    const float cut = find_cut(row, target, least, r);
+    sum_blocks(row, cut, 0.0f, r, [&](float(&v)[FEW], int, int &equal) {
+#pragma unroll
+        for (int j = 0; j < FEW; j++) {
+            equal += v[j] == cut;
+            v[j] = v[j] > cut ? v[j] : 0.0f;
+        }
     });
     if (row.rank > 0)
         return -1;
@@ -169,6 +212,7 @@ static __device__ __forceinline__ int draw_from_nucleus(const sample_row &row, c
         equal += r.equal[b];
     sum_before((unsigned)equal, r);
     int n_equal = 0;
+#pragma unroll
     for (int i = 0; i < WARPS; i++)
         n_equal += (int)r.of_warp[i];
     const double wanted = ceil(plus(target, -mass) / (double)cut);

@@ -11,13 +11,16 @@
 #define WARPS        (THREADS / 32)
 #define SUM_BLOCK    512 /* weights that are summed in fp32 before they join an fp64 sum */
 #define SUM_LANES    16
+#define SUM_GROUP    16 /* blocks' sums that are added up before they join that of the row */
+#define DRAW_GROUP   32 /* weights of a block likewise, for the walk to the one that is drawn */
 #define SUMS_MAX     (CUDA_SAMPLE_MAX / SUM_BLOCK)
-#define CLUSTER_MAX  8
+#define CLUSTER_MAX  16
 #define MASS_BINS    1024        /* of a pass over masses  */
 #define COUNT_BINS   2048        /* of a pass over logits  */
 #define COPIES       8           /* of bins, so that lanes that count the same seldom meet */
 #define LEAST_WEIGHT 0x00800000u /* 2^-126 */
-#define ONE_MASS     0x1p44      /* what a weight of 1 counts: 2^19 of them fit */
+#define MASS_BITS    44
+#define ONE_MASS     0x1p44 /* what a weight of 1 counts: 2^19 of them fit */
 
 /* Nothing of this may be fused: the CPU's sampler fuses nothing. */
 static __device__ __forceinline__ float times(float a, float b)
@@ -65,31 +68,39 @@ static __device__ __forceinline__ float weight_of(float x, float max, float fact
     p = plus(times(p, r), 0.240226507f);
     p = plus(times(p, r), 0.693147182f);
     p = plus(times(p, r), 1.0f);
-    if (!(t >= -125.0f))
-        return 0.0f;
     const float w = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
-    return w >= least ? w : 0.0f;
+    return (t >= -125.0f) & (w >= least) ? w : 0.0f; /* without a branch: several at a time */
 }
 
 /* What a block shares, and others of the cluster write to. */
 struct sample_room {
-    union { /* of two passes, which take turns */
-        unsigned long long mass[2][MASS_BINS];
-        unsigned count[2][COUNT_BINS];
-        unsigned largest[CLUSTER_MAX][THREADS]; /* keys of what find_max's threads have found */
-    } bin;
     double sum[SUMS_MAX];   /* of each SUM_BLOCK of weights, or of those above the cut */
     int equal[SUMS_MAX];    /* weights equal to the cut                                */
     double value[SUMS_MAX]; /* what is summed up one after the other: masses, or weights */
     union {
         double running[SUMS_MAX + 1];               /* the sum before each of them */
+        double group[SUMS_MAX / SUM_GROUP];         /* sums of some of them        */
         unsigned long long list[CUDA_SAMPLE_TOP_K]; /* candidates: key, then the lower id first */
     } to;
     unsigned long long of_warp[WARPS], of_block[CLUSTER_MAX], found[3];
     double total;
     float max, cut;
     int index, n;
+    union alignas(16) { /* of two passes, which take turns; at the end, as there is no more of it than a
+                           cluster needs */
+        unsigned long long mass[2][MASS_BINS];
+        unsigned count[2][COUNT_BINS];
+        unsigned largest[CLUSTER_MAX][THREADS]; /* keys of what find_max's threads have found */
+    } bin;
 };
+
+/* Shared memory of a block, in a cluster of so many: bins, and behind them the room. */
+static inline size_t sample_bytes(int n_rank)
+{
+    const size_t turns = sizeof(unsigned) * 2 * COUNT_BINS, largest = sizeof(unsigned) * THREADS * n_rank;
+    return COPIES * COUNT_BINS * sizeof(unsigned) + offsetof(sample_room, bin) +
+           (turns > largest ? turns : largest);
+}
 
 /* This block's share. */
 struct sample_row {
@@ -126,8 +137,9 @@ static __device__ __forceinline__ unsigned long long sum_before(unsigned long lo
     if (lane == 31)
         r.of_warp[warp] = sum;
     __syncthreads();
-    for (int i = 0; i < warp; i++)
-        sum += r.of_warp[i];
+#pragma unroll
+    for (int i = 0; i < WARPS; i++)
+        sum += i < warp ? r.of_warp[i] : 0;
     return sum - v;
 }
 
@@ -184,6 +196,24 @@ static __device__ __forceinline__ void sort_list(int n, sample_room &r)
 }
 static_assert(CUDA_SAMPLE_TOP_K <= 2 * THREADS, "a pair for each thread");
 
+/* x[0], x[step], x[2 step], ... as far as they lie before `end`, and then `outside`. Behind a choice of two
+ * ways to load, so that all are under way before the first is used: the compiler would load one when the one
+ * before has been used, to keep registers free. */
+template <int N>
+static __device__ __forceinline__ void load_ahead(float (&v)[N], const float *x, int step, const float *end,
+                                                  float outside)
+{
+    if (x + (N - 1) * step < end) {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            v[j] = x[j * step];
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            v[j] = x + j * step < end ? x[j * step] : outside;
+    }
+}
+
 /* f(value, column) for this thread's columns of the block's stretch. Eight are asked for before the first is
  * used: what f writes would hold back what is read after it. */
 template <typename F> static __device__ __forceinline__ void each_column(const sample_row &row, F f)
@@ -191,9 +221,7 @@ template <typename F> static __device__ __forceinline__ void each_column(const s
     const int AHEAD = 8;
     for (int first = row.begin + (int)threadIdx.x; first < row.end; first += AHEAD * THREADS) {
         float v[AHEAD];
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++)
-            v[j] = first + j * THREADS < row.end ? row.x[first + j * THREADS] : 0.0f;
+        load_ahead(v, row.x + first, THREADS, row.x + row.end, 0.0f);
 #pragma unroll
         for (int j = 0; j < AHEAD; j++)
             if (first + j * THREADS < row.end)
@@ -237,6 +265,11 @@ static __device__ __forceinline__ unsigned key_of(float x)
 {
     const unsigned bits = x == 0.0f ? 0u : __float_as_uint(x);
     return !(x > -INFINITY) ? 0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+static __device__ __forceinline__ float of_key(unsigned key)
+{
+    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
 /* The largest of the row, the lowest index among equals, into r.max and r.index of all blocks; NaN never is.
@@ -287,116 +320,167 @@ static __device__ __forceinline__ void find_max(const sample_row &row, bool all,
     __syncthreads();
 }
 
-/* f(value, column) for the columns of SUM_BLOCK b that are this thread's, in the order of the CPU's running
- * sum `lane` of 16; up to `end`. Sixteen are asked for before the first is used. */
-template <typename F>
-static __device__ __forceinline__ void each_of_block(const sample_row &row, int b, int end, F f)
-{
-    const int AHEAD = 16, begin = b * SUM_BLOCK + (int)threadIdx.x % SUM_LANES;
-#pragma unroll 1
-    for (int i = begin; i < begin + SUM_BLOCK; i += AHEAD * SUM_LANES) {
-        float v[AHEAD];
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++)
-            v[j] = i + j * SUM_LANES < end ? row.x[i + j * SUM_LANES] : 0.0f;
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++)
-            if (i + j * SUM_LANES < end)
-                f(v[j], i + j * SUM_LANES);
-    }
-}
-
-/* f(b, end) for the SUM_BLOCKs of this thread's half warp, by all lanes of a warp together: b is none of the
- * block's where it is not below `end`. */
+/* This warp's SUM_BLOCKs: f(b). */
 template <typename F> static __device__ __forceinline__ void each_block(const sample_row &row, F f)
 {
     const int end = (row.end + SUM_BLOCK - 1) / SUM_BLOCK;
-    for (int first = (row.begin + SUM_BLOCK - 1) / SUM_BLOCK; first < end; first += THREADS / SUM_LANES)
-        f(first + (int)threadIdx.x / SUM_LANES, end);
+    for (int b = (row.begin + SUM_BLOCK - 1) / SUM_BLOCK + (int)threadIdx.x / 32; b < end; b += WARPS)
+        f(b);
 }
 
-/* The sums of what of(value, column, equal) makes of the row, in all blocks' r.sum and r.equal. Blocks whose
- * sum is below `least` before are not read: nothing is made of their columns. */
+#define OF_BLOCK (SUM_BLOCK / 32) /* columns of a SUM_BLOCK that a lane has */
+#define FEW      4                /* of them that are looked at side by side */
+
+/* What f(values, column of the first) makes of this lane's columns of SUM_BLOCK b, FEW at a time and
+ * SUM_LANES apart; columns that the row does not have are `outside`. The CPU's running sum s of 16 goes
+ * through those of lane s and then of lane s + 16. All by the same instructions: with one row a kernel runs
+ * through its code once, and has to fetch it. */
 template <typename F>
-static __device__ __forceinline__ void sum_blocks(const sample_row &row, float least, sample_room &r, F of)
+static __device__ __forceinline__ void each_of_block(const sample_row &row, int b, float outside,
+                                                     float (&w)[OF_BLOCK], F f)
 {
-    const int lane = threadIdx.x % SUM_LANES;
-    each_block(row, [&](int b, int end) {
-        const bool is_read = b < end && (least == 0.0f || r.sum[b] >= (double)least);
-        float s = 0.0f;
+    const int lane = threadIdx.x % 32;
+    int i = b * SUM_BLOCK + lane / SUM_LANES * (SUM_BLOCK / 2) + lane % SUM_LANES;
+    load_ahead(w, row.x + i, SUM_LANES, row.x + row.end, outside);
+#pragma unroll 1
+    for (int k = 0; k < OF_BLOCK; k += FEW, i += FEW * SUM_LANES) {
+        float v[FEW];
+#pragma unroll
+        for (int j = 0; j < FEW; j++)
+            v[j] = w[j];
+        f(v, i);
+#pragma unroll
+        for (int j = 0; j < OF_BLOCK; j++)
+            w[j] = j + FEW < OF_BLOCK ? w[j + FEW] : v[j + FEW - OF_BLOCK];
+    }
+}
+
+/* The sums of what of(values, column, equal) makes of the row, in all blocks' r.sum and r.equal. Blocks whose
+ * sum is below `least` before are not read: nothing is made of their columns. What a block has for another
+ * one goes there in one piece. */
+template <typename F>
+static __device__ __forceinline__ void sum_blocks(const sample_row &row, float least, float outside,
+                                                  sample_room &r, F of)
+{
+    const int lane = threadIdx.x % 32;
+    each_block(row, [&](int b) {
+        float w[OF_BLOCK] = {}, s = 0.0f;
         int equal = 0;
-        each_of_block(row, b, is_read ? row.end : 0, [&](float v, int i) { s = plus(s, of(v, i, equal)); });
+        if (least == 0.0f || r.sum[b] >= (double)least)
+            each_of_block(row, b, outside, w, [&](float(&v)[FEW], int i) { of(v, i, equal); });
+#pragma unroll
+        for (int j = 0; j < OF_BLOCK; j++)
+            s = plus(s, w[j]);
+        const float first =
+            __shfl_up_sync(ALL_LANES, s, SUM_LANES); /* of the row's sixteen: in the upper half */
+        s = first;
+#pragma unroll
+        for (int j = 0; j < OF_BLOCK; j++)
+            s = plus(s, w[j]);
         s = plus(s, __shfl_xor_sync(ALL_LANES, s, 8));
         s = plus(s, __shfl_xor_sync(ALL_LANES, s, 4));
         const double pair = plus((double)s, (double)__shfl_xor_sync(ALL_LANES, s, 2));
         const double sum = plus(pair, __shfl_xor_sync(ALL_LANES, pair, 1));
-        for (int d = 8; d > 0; d /= 2)
-            equal += __shfl_xor_sync(ALL_LANES, equal, d);
-        if (lane < row.n_rank && b < end) {
-            sample_room *to = cluster_at(&r, lane);
-            to->sum[b] = sum;
-            to->equal[b] = equal;
+        equal = (int)warp_total((unsigned)equal);
+        if (lane == SUM_LANES) {
+            r.sum[b] = sum;
+            r.equal[b] = equal;
         }
     });
+    __syncthreads();
+    const int begin = (row.begin + SUM_BLOCK - 1) / SUM_BLOCK, end = (row.end + SUM_BLOCK - 1) / SUM_BLOCK;
+    for (int i = (int)threadIdx.x / 32; i < row.n_rank; i += WARPS) {
+        sample_room *to = cluster_at(&r, i);
+        for (int b = begin + lane; b < end && i != row.rank; b += 32) {
+            to->sum[b] = r.sum[b];
+            to->equal[b] = r.equal[b];
+        }
+    }
     cluster_sync();
 }
-static_assert(SUM_BLOCK % (16 * SUM_LANES) == 0, "whole steps of sixteen");
+static_assert(SUM_BLOCK == 32 * SUM_LANES, "sixteen for each lane");
 
-/* r.value (n) one after the other, from `from` on, or off it: r.to.running[i] is what there is before the
- * i-th, [n] the end, which is returned. By the first warp: the others do not add, they wait. */
-static __device__ __forceinline__ double run_up(double from, int n, bool off, sample_room &r)
+/* Weights take the logits' place, and `also`(weights) is done with each few of them; their sums, too. */
+template <typename F>
+static __device__ __forceinline__ void weigh_row(const sample_row &row, float factor, float min_p,
+                                                 sample_room &r, F also)
 {
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        const int AHEAD = 8;
-        double at = from, v[AHEAD], next[AHEAD];
+    const float max = r.max;
+    sum_blocks(row, 0.0f, -INFINITY, r, [&](float(&v)[FEW], int i, int &) {
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++)
-            next[j] = r.value[j];
-#pragma unroll 1
-        for (int i = 0; i < n; i += AHEAD) {
+        for (int j = 0; j < FEW; j++)
+            v[j] = weight_of(v[j], max, factor, min_p);
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
-                v[j] = next[j];
-                next[j] = r.value[(i + AHEAD) % SUMS_MAX + j]; /* behind the last: whatever is there */
-            }
-#pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
-                if (threadIdx.x == 0)
-                    r.to.running[i + j] = at;
-                at = plus(at, off ? -v[j] : v[j]);
-            }
-        }
-        if (threadIdx.x == 0 && n % AHEAD == 0)
-            r.to.running[n] = at;
-    }
-    __syncthreads();
-    return r.to.running[n];
+        for (int j = 0; j < FEW; j++)
+            if (i + j * SUM_LANES < row.end)
+                row.x[i + j * SUM_LANES] = v[j];
+        also(v);
+    });
 }
 
-/* All sums of the row, into r.total: by the first warp, the others do not wait. */
-static __device__ __forceinline__ void add_sums(const sample_row &row, sample_room &r)
+/* Sums of G values at a time (n values in all), into r.to.group, by threads from `first` on. */
+template <int G> static __device__ __forceinline__ void add_groups(const double *value, int n, sample_room &r)
 {
-    if (threadIdx.x >= 32)
+    static_assert(SUMS_MAX / G <= THREADS, "a group for each thread");
+    const int begin = (int)threadIdx.x * G;
+    if (begin >= n)
         return;
-    double at = 0;
-#pragma unroll 8
-    for (int b = 0; b < row.n_sum; b++)
-        at = plus(at, r.sum[b]);
-    if (threadIdx.x == 0)
-        r.total = at;
+    double sum = 0;
+#pragma unroll
+    for (int i = 0; i < G; i++)
+        sum = plus(sum, begin + i < n ? value[begin + i] : 0.0);
+    r.to.group[threadIdx.x] = sum;
 }
 
+/* All of r.sum, in all threads. */
 static __device__ __forceinline__ double sum_all(const sample_row &row, sample_room &r)
 {
-    add_sums(row, r);
+    add_groups<SUM_GROUP>(r.sum, row.n_sum, r);
     __syncthreads();
-    return r.total;
+    double at = 0;
+    for (int g = 0; g * SUM_GROUP < row.n_sum; g++)
+        at = plus(at, r.to.group[g]);
+    return at;
+}
+
+/* A place among masses that follow each other: its number, < 0 for none, and what is before it. */
+struct sample_place {
+    int at;
+    double before;
+};
+
+/* The last of n masses that has something and begins at `target` or before it. */
+static __device__ __forceinline__ sample_place walk(const double *mass, int n, double before, double target)
+{
+    sample_place p = {-1, 0.0};
+#pragma unroll 4
+    for (int i = 0; i < n; i++) {
+        const double m = mass[i];
+        if (m > 0 && before <= target)
+            p = {i, before};
+        before = plus(before, m);
+    }
+    return p;
+}
+
+/* The same of r.value (n), G of which are added up first: in all threads, each of which walks for itself. */
+template <int G>
+static __device__ __forceinline__ sample_place walk_groups(int n, double target, sample_room &r)
+{
+    __syncthreads();
+    add_groups<G>(r.value, n, r);
+    __syncthreads();
+    sample_place p = walk(r.to.group, (n + G - 1) / G, 0.0, target);
+    if (p.at < 0)
+        return p;
+    const int first = p.at * G;
+    p = walk(r.value + first, min(G, n - first), p.before, target);
+    p.at += p.at < 0 ? 0 : first;
+    return p;
 }
 
 /* Of the row's weights those above `cut`, and the first n_equal of those equal to it: the token where their
- * mass passes `target`; by a whole block, from what all of them have found out. Where the CPU stops adding,
- * or taking off, here all sums are made, and the place is looked up in them: they only grow, or fall. */
+ * mass passes `target`; by a whole block, from what all of them have found out. */
 static __device__ __forceinline__ int draw_from_row(const sample_row &row, float cut, int n_equal,
                                                     double target, sample_room &r)
 {
@@ -417,35 +501,17 @@ static __device__ __forceinline__ int draw_from_row(const sample_row &row, float
         if (b < row.n_sum)
             r.value[b] = plus(r.sum[b], times((double)min(equal[i], left[i]), (double)cut));
     }
-    run_up(0.0, row.n_sum, false, r);
-    int mine = 0; /* the block + 1 */
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const int b = (int)threadIdx.x * PER + i;
-        if (b < row.n_sum && r.value[b] > 0 && r.to.running[b] <= target)
-            mine = b + 1;
-    }
-    const int block = block_largest(mine, r) - 1;
-    if (block < 0)
+    const sample_place block = walk_groups<SUM_GROUP>(row.n_sum, target, r);
+    if (block.at < 0)
         return -1;
-    const double from = plus(target, -r.to.running[block]);
-    if ((int)threadIdx.x == block / PER)
-        r.n = block % PER ? left[PER - 1] : left[0];
-    __syncthreads();
-    const int at = block * SUM_BLOCK + (int)threadIdx.x;
+    if ((int)threadIdx.x == block.at / PER)
+        r.n = block.at % PER ? left[PER - 1] : left[0];
+    const int at = block.at * SUM_BLOCK + (int)threadIdx.x;
     const float w = at < row.n ? __ldcg(&row.x[at]) : -1.0f;
-    const bool is_above = w > cut, is_equal = at < row.n && w == cut;
-    const unsigned long long ranks = sum_before((is_above ? 1ull << 32 : 0ull) | (is_equal ? 1u : 0u), r);
-    const int rank = (int)(ranks >> 32) + min((int)(unsigned)ranks, r.n);
-    const bool is = is_above || (is_equal && (int)(unsigned)ranks < r.n);
-    unsigned long long all = 0;
-    for (int i = 0; i < WARPS; i++)
-        all += r.of_warp[i];
-    if (is) /* only they: the others would take off nothing */
-        r.value[rank] = (double)w;
-    run_up(from, (int)(all >> 32) + min((int)(unsigned)all, r.n), true, r);
-    const int last = block_largest(is && r.to.running[rank] >= 0 ? (int)threadIdx.x + 1 : 0, r);
-    return last ? block * SUM_BLOCK + last - 1 : -1;
+    const bool is_equal = at < row.n && w == cut;
+    const int rank = (int)sum_before(is_equal, r); /* meets: r.n is there, and nobody walks any more */
+    r.value[threadIdx.x] = w > cut || (is_equal && rank < r.n) ? (double)w : 0.0;
+    const sample_place one = walk_groups<DRAW_GROUP>(SUM_BLOCK, plus(target, -block.before), r);
+    return one.at < 0 ? -1 : block.at * SUM_BLOCK + one.at;
 }
-static_assert(SUM_BLOCK == THREADS && SUMS_MAX % 8 == 0 && SUMS_MAX == 2 * THREADS,
-              "a thread a weight, two sums a thread");
+static_assert(SUM_BLOCK == THREADS && SUMS_MAX == 2 * THREADS, "a thread a weight, two sums a thread");

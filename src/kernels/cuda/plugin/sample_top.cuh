@@ -83,15 +83,14 @@ static __device__ __forceinline__ bool find_kth(const sample_row &row, int k, un
         cluster_sync();
         const int top = COUNT_BINS - 1 - 4 * (int)threadIdx.x; /* four bins a thread */
         unsigned bin[4] = {};
-#pragma unroll
-        for (int i = 0; i < CLUSTER_MAX; i++)
-            if (i < row.n_rank) {
-                const uint4 four = *(const uint4 *)&cluster_at(r.bin.count[turn], i)[top - 3];
-                bin[0] += four.w;
-                bin[1] += four.z;
-                bin[2] += four.y;
-                bin[3] += four.x;
-            }
+#pragma unroll 8
+        for (int i = 0; i < row.n_rank; i++) {
+            const uint4 four = *(const uint4 *)&cluster_at(r.bin.count[turn], i)[top - 3];
+            bin[0] += four.w;
+            bin[1] += four.z;
+            bin[2] += four.y;
+            bin[3] += four.x;
+        }
         find_reach(bin[0] + bin[1] + bin[2] + bin[3], left, r);
         if (r.found[0] == ~0ull)
             return false;
@@ -187,6 +186,38 @@ static __device__ __forceinline__ int find_top(const sample_row &row, int k, sam
         return 0;
     sort_list(held, r);
     return min(held, k);
+}
+
+/* r.value (n) one after the other, from `from` on, or off it: r.to.running[i] is what there is before the
+ * i-th, [n] the end, which is returned. By the first warp: the others do not add, they wait. */
+static __device__ __forceinline__ double run_up(double from, int n, bool off, sample_room &r)
+{
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        const int AHEAD = 8;
+        double at = from, v[AHEAD], next[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            next[j] = r.value[j];
+#pragma unroll 1
+        for (int i = 0; i < n; i += AHEAD) {
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++) {
+                v[j] = next[j];
+                next[j] = r.value[(i + AHEAD) % SUMS_MAX + j]; /* behind the last: whatever is there */
+            }
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++) {
+                if (threadIdx.x == 0)
+                    r.to.running[i + j] = at;
+                at = plus(at, off ? -v[j] : v[j]);
+            }
+        }
+        if (threadIdx.x == 0 && n % AHEAD == 0)
+            r.to.running[n] = at;
+    }
+    __syncthreads();
+    return r.to.running[n];
 }
 
 /* In r.n: the first of m sums r.to.running[i + 1] that reaches `wanted`, or passes it, or else what is

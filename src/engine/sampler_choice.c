@@ -4,8 +4,8 @@
 
 #define DRAW_GROUP 32 /* weights that are added up before a draw passes them */
 
-/* Masses are added up in groups, and groups in their order: many can be added at once, and each place is reached
- * by few additions. GPUs take the same ones. */
+/* Masses are added up in groups, and groups in their order: many can be added at once, and each place is
+ * reached by few additions. GPUs take the same ones. */
 
 static int32_t draw_from_block(const struct sampler_choice *c, int block, int eq_left, double target)
 {

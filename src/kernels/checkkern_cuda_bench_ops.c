@@ -274,20 +274,20 @@ static void bench_sample_peaked(struct ops_bench *b, struct cuda_draw draw, int 
     float *there = take(b, (size_t)n_row * N * sizeof(*there));
     struct cuda_op op[2] = {{.kind = CUDA_OP_EMBED, .n_row = n_row * PIECES},
                             {.kind = CUDA_OP_SAMPLE, .n_row = n_row}};
-    op[0].as.embed = (struct cuda_embed){
-        .table = {(int32_t)CUDA_BF16, take_host(b, x, N * sizeof(*x)), NULL, take_one(b)},
-        .tok = take_host(b, piece, (size_t)n_row * PIECES * sizeof(*piece)),
-        .residual = there,
-        .vocab = PIECES,
-        .hidden = PIECE};
+    op[0].as.embed =
+        (struct cuda_embed){.table = {(int32_t)CUDA_BF16, take_host(b, x, N * sizeof(*x)), NULL, take_one(b)},
+                            .tok = take_host(b, piece, (size_t)n_row * PIECES * sizeof(*piece)),
+                            .residual = there,
+                            .vocab = PIECES,
+                            .hidden = PIECE};
     op[1].as.sample = (struct cuda_sample){.x = there,
                                            .draw = take_host(b, all, (size_t)n_row * sizeof(*all)),
                                            .id = take(b, (size_t)n_row * sizeof(int32_t)),
                                            .n = N};
     for (int n_op = 1; n_op <= 2; n_op++) {
         char name[64];
-        snprintf(name, sizeof(name), "%s %d, top_p, peaked, %d row%s", n_op > 1 ? "write, sample" : "write", N,
-                 n_row, n_row > 1 ? "s" : "");
+        snprintf(name, sizeof(name), "%s %d, top_p, peaked, %d row%s", n_op > 1 ? "write, sample" : "write",
+                 N, n_row, n_row > 1 ? "s" : "");
         double seconds = b->failed ? -1.0 : n_op * b->g->plugin->time(b->g->gpu, op, n_op, N_ROUND);
         checkkern_add(b->out, name, seconds, (double)n_row * N * sizeof(*there), 0.0, CHECKKERN_BF16);
         b->failed |= seconds < 0;

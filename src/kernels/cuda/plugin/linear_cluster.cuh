@@ -64,4 +64,3 @@ static __device__ __forceinline__ void finish(const struct packed_linear &w, con
 static_assert(CUDA_PARTS_MAX == 3, "scales of parts");
 
 /* ---- clusters --------------------------------------------------------------------------------------- */
-

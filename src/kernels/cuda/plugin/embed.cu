@@ -14,8 +14,18 @@ template <int TYPE> static __global__ void embed_kernel(const cuda_embed a, cons
     const int given = a.tok[t];
     const size_t token = given >= 0 && given < a.vocab ? (size_t)given : 0;
     const float scale = *a.table.scale;
-    for (int i = threadIdx.x; i < a.hidden; i += THREADS)
-        a.residual[(size_t)t * a.hidden + i] = weight_at<TYPE>(a.table, token, a.hidden, i) * scale;
+    const int EACH =
+        8; /* all read before the first is written: else each read waits for the write before it */
+    for (int first = threadIdx.x; first < a.hidden; first += EACH * THREADS) {
+        float v[EACH];
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            v[j] = weight_at<TYPE>(a.table, token, a.hidden, min(first + j * THREADS, a.hidden - 1));
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            if (first + j * THREADS < a.hidden)
+                a.residual[(size_t)t * a.hidden + first + j * THREADS] = v[j] * scale;
+    }
 }
 
 const char *embed_start(const struct cuda_op *op, const struct op_place *at)

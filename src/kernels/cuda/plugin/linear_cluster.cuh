@@ -50,15 +50,27 @@ static __device__ __forceinline__ void finish(const struct packed_linear &w, con
     const int which = packed_part_of(w, tile * 16);
     const struct packed_part &p = w.part[which];
     const float scale = which == 0 ? scales.of[0] : which == 1 ? scales.of[1] : scales.of[2];
+    const int out = tile * 16 + g - p.first;
+    float bias[2] = {}, by[2] = {}; /* asked for at once */
+    bool taken[2] = {};
+    if (p.bias)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            bias[i] = p.bias[min(out + 8 * i, p.n_out - 1)];
+    if (w.mlp.weight)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int r = min(row + i, w.n_row - 1);
+            taken[i] = w.mlp.id[r] == 0;
+            by[i] = w.mlp.weight[r];
+        }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int r = row + i % 2, o = tile * 16 + g + i / 2 * 8 - p.first;
+        const int r = row + i % 2, o = out + i / 2 * 8;
         if (r >= w.n_row || o >= p.n_out)
             continue;
-        float v = c[i] * scale + (p.bias ? p.bias[o] : 0.0f);
-        if (w.mlp.weight)
-            v = w.mlp.id[r] == 0 ? v * w.mlp.weight[r] : 0.0f;
-        p.out[(size_t)r * p.n_out + o] = v;
+        const float v = c[i] * scale + bias[i / 2];
+        p.out[(size_t)r * p.n_out + o] = !w.mlp.weight ? v : taken[i % 2] ? v * by[i % 2] : 0.0f;
     }
 }
 static_assert(CUDA_PARTS_MAX == 3, "scales of parts");

@@ -65,6 +65,18 @@ void barrier()
             engine->threads[b->first + i]->state = READY;
 }
 
+int barrier_count(int is)
+{
+    block *b = engine->running->block;
+    b->counting += is != 0;
+    if (b->n_at_barrier + 1 == b->n_thread) { /* nobody has yet to read the last one's: all are here */
+        b->counted = b->counting;
+        b->counting = 0;
+    }
+    barrier();
+    return b->counted;
+}
+
 void cluster_barrier()
 {
     engine_state *e = engine;

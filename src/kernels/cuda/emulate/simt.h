@@ -88,6 +88,7 @@ extern __thread const place *here __attribute__((tls_model("initial-exec")));
 enum exchange_kind { SHUFFLE, BALLOT, MATCH, SYNC };
 
 void barrier();
+int barrier_count(int is); /* of how many threads `is` is not 0 */
 /* Gives `bytes` to the warp's other lanes and returns what all of them gave, [32][EXCHANGE_BYTES], until this
  * lane's next exchange. */
 constexpr size_t EXCHANGE_BYTES = 32;
@@ -203,6 +204,10 @@ template <typename K> static inline cudaError_t gpu_allow_shared(K, size_t)
 static inline void __syncthreads()
 {
     simt::barrier();
+}
+static inline int __syncthreads_count(int is)
+{
+    return simt::barrier_count(is);
 }
 static inline void __syncwarp(unsigned = ~0u)
 {

@@ -34,6 +34,7 @@ struct block {
     std::vector<variable> variables;
     size_t static_bytes;
     unsigned n_at_barrier;
+    int counting, counted;    /* by barrier_count: this time, the last time */
     unsigned first;           /* thread of those that run at the same time */
     unsigned n_thread, index; /* index: of the grid */
 };

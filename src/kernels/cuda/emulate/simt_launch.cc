@@ -63,6 +63,7 @@ static void set_up(block *b, unsigned first, dim3 grid, dim3 shape, size_t index
     b->n_thread = shape.x * shape.y * shape.z;
     b->index = (unsigned)index;
     b->n_at_barrier = 0;
+    b->counting = b->counted = 0;
     b->static_bytes = 0;
     b->warps.assign((b->n_thread + WARP - 1) / WARP, warp());
     b->dynamic.assign(engine->shared, POISON);

@@ -172,9 +172,28 @@ static __device__ __forceinline__ void find_reach(unsigned long long v, unsigned
     __syncthreads();
 }
 
-/* The list (n), the largest first: each thread has a pair of it. */
+#define COUNTED 256 /* entries for which counting is the shorter way to sort */
+
+/* The list (n), the largest first. */
 static __device__ __forceinline__ void sort_list(int n, sample_room &r)
 {
+    __syncthreads();
+    if (n <= COUNTED) { /* each entry's thread counts those before it */
+        const bool has = (int)threadIdx.x < n;
+        const unsigned long long mine = has ? r.to.list[threadIdx.x] : 0;
+        int before = 0;
+        if (has)
+#pragma unroll 8
+            for (int i = 0; i < n; i++) {
+                const unsigned long long other = r.to.list[i];
+                before += other > mine || (other == mine && i < (int)threadIdx.x);
+            }
+        __syncthreads();
+        if (has)
+            r.to.list[before] = mine;
+        __syncthreads();
+        return;
+    }
     int size = 2;
     while (size < n)
         size *= 2;
@@ -182,8 +201,8 @@ static __device__ __forceinline__ void sort_list(int n, sample_room &r)
         r.to.list[i] = 0;
     __syncthreads();
     for (int run = 2; run <= size; run *= 2)
-        for (int d = run / 2; d > 0; d /= 2) {
-            const int i = (int)threadIdx.x / d * 2 * d + (int)threadIdx.x % d, j = i + d;
+        for (int d = run / 2; d > 0; d /= 2) { /* each thread has a pair, d apart: a power of two */
+            const int i = ((int)threadIdx.x & -d) * 2 + ((int)threadIdx.x & (d - 1)), j = i + d;
             if (j < size) {
                 const unsigned long long a = r.to.list[i], b = r.to.list[j];
                 if ((a < b) == ((i & run) == 0)) {

@@ -19,6 +19,7 @@ static void place_layer(struct placing *p, struct layer_weights *l, int layer)
     out->k_bias = placing_vector(p, &l->k.bias);
     out->v_bias = placing_vector(p, &l->v.bias);
     out->o_bias = placing_vector(p, &l->o.bias);
+    out->adds_o_bias = l->o.adds_bias;
     out->q_norm = placing_vector(p, &l->q_norm);
     out->k_norm = placing_vector(p, &l->k_norm);
     if (!out->is_moe) {

@@ -134,6 +134,7 @@ static void place_mlp(struct placing *p, const struct mlp *m, int n, bool expert
     out->gate_bias = place_biases(p, &m->gate.bias, n);
     out->up_bias = place_biases(p, &m->up.bias, n);
     out->down_bias = place_biases(p, &m->down.bias, n);
+    out->adds_bias = m->down.adds_bias;
 }
 
 void placing_dense(struct placing *p, const struct mlp *m, struct device_mlp *out)

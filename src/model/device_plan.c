@@ -106,12 +106,6 @@ static void plan_sum(struct planning *p)
     p->shared = false;
 }
 
-/* Of a product whose sum is that of several ranks: added once. */
-static const float *once(const struct planning *p, const float *bias)
-{
-    return p->d->config->shard.rank == 0 ? bias : NULL;
-}
-
 /* What a product takes as its rows: bf16, or unrounded where they are there and it rounds them itself, or no
  * product rounds at all. */
 struct plan_rows {
@@ -193,7 +187,7 @@ static void plan_attention(struct planning *p, const struct device_layer *l)
                                 .scale = c->attention_scale,
                                 .q_float = exact ? r->q : NULL,
                                 .y_float = exact ? r->attended_float : NULL};
-    plan_part(p, false, &l->o, c->hidden, q, y, once(p, l->o_bias), r->delta);
+    plan_part(p, false, &l->o, c->hidden, q, y, l->adds_o_bias ? l->o_bias : NULL, r->delta);
 }
 
 /* n_used: experts of a row; of them and of all the last n_shared, which every row takes. */
@@ -235,7 +229,7 @@ static bool plan_dense(struct planning *p, const struct device_mlp *m, float *ou
     plan_part(p, true, &m->up, m->inner, hidden, x, m->up_bias, r->up);
     next(p, CUDA_OP_SWIGLU)->as.swiglu = (struct cuda_swiglu){
         .gate = r->gate, .up = r->up, .h = r->h, .n = m->inner, .h_float = unrounded ? r->gate : NULL};
-    plan_part(p, false, &m->down, hidden, m->inner, h, once(p, m->down_bias), out);
+    plan_part(p, false, &m->down, hidden, m->inner, h, m->adds_bias ? m->down_bias : NULL, out);
     return true;
 }
 
@@ -274,7 +268,7 @@ static void plan_plain_experts(struct planning *p, const struct device_mlp *m)
                                                                        .down = m->down,
                                                                        .gate_bias = m->gate_bias,
                                                                        .up_bias = m->up_bias,
-                                                                       .down_bias = once(p, m->down_bias),
+                                                                       .down_bias = m->adds_bias ? m->down_bias : NULL,
                                                                        .x = r->x,
                                                                        .id = r->expert,
                                                                        .weight = r->expert_weight,

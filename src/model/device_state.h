@@ -40,6 +40,7 @@ struct device_mlp {
     uint8_t *gate_up, *packed_down;         /* MLP_PACKED */
     struct cuda_weight gate, up, down;      /* else; scales in any case */
     float *gate_bias, *up_bias, *down_bias; /* or NULL */
+    bool adds_bias;                         /* that of down */
 };
 
 /* A number of a weight on the GPU: where this process has it, and what it is multiplied with, or NULL. */
@@ -51,7 +52,7 @@ struct device_layer {
     float *attention_norm, *mlp_norm, *q_norm, *k_norm;
     struct cuda_weight q, k, v, o;
     float *q_bias, *k_bias, *v_bias, *o_bias;
-    bool is_moe;
+    bool adds_o_bias, is_moe;
     struct cuda_weight router;
     float *correction_bias;
     struct device_mlp experts, mlp; /* mlp: of a dense layer, or the shared experts where they are or may be

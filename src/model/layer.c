@@ -189,7 +189,7 @@ static void attention_output(struct micro_batch *mb)
         return;
     gemm_prepare(p->pool, &mb->scratch, p->compute, mb->attended, mb->n_tok, w->o.w.k, &x);
     struct gemm_job job = job_of(mb, &w->o, &x, mb->delta);
-    if (p->config->shard.rank != 0) /* a bias is added once */
+    if (!w->o.adds_bias)
         job.bias = NULL;
     gemm_run(p->pool, &mb->scratch, p->compute, &job, 1);
     mb->has_delta = true;

@@ -122,8 +122,7 @@ static void down(struct micro_batch *mb, const struct mlp_group *group, int n_gr
                                   .m = call->m,
                                   .y = call->y,
                                   .ldy = p->config->hidden,
-                                  /* added once, not by every rank */
-                                  .bias = p->config->shard.rank == 0 ? call->mlp->down.bias : NULL};
+                                  .bias = call->mlp->down.adds_bias ? call->mlp->down.bias : NULL};
         }
     gemm_run(p->pool, &mb->scratch, p->compute, job, n_job);
 }

@@ -65,6 +65,7 @@ static void add_some_columns(struct declare *d, struct linear *to, int n, int k,
     struct slots *s = &d->w->slots;
     slots_add_matrix(s, &to->w, n, k, in_layer(d, name, expert, ""));
     slots_cut(s, 0, n, columns.begin, columns.count);
+    to->adds_bias = bias && columns.begin == 0 && columns.count > 0;
     if (bias)
         slots_add_vector(s, &to->bias, n, 0, in_layer(d, name, expert, ".bias"));
 }

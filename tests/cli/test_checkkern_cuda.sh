@@ -9,8 +9,8 @@ export NYBBLE_CUDA_PLUGIN=$plugin
 export NYBBLE_SIMT_CAPABILITY=10 NYBBLE_CUBLASLT=$(dirname "$NYBBLE")/libnybble_fake_cublaslt.so
 out=$("$NYBBLE" checkkern --device cuda --rounds "${NYBBLE_GPU_ROUNDS:-3}") || { echo "$out"; exit 1; }
 echo "$out"
-for kernel in linear.nvfp4 linear.rows linear.parts moe.nvfp4 prefill.nvfp4 pack embed norm dense qkv attention router chosen normed moe.plain swiglu argmax tiles quantize linear.w4a4 moe.w4a4 \
-    allreduce sent gather lanes lost_peer sample; do
+for kernel in linear.nvfp4 linear.rows linear.parts moe.nvfp4 prefill.nvfp4 pack embed norm dense qkv attention router chosen normed moe.plain swiglu argmax sample tiles quantize linear.w4a4 moe.w4a4 \
+    allreduce sent gather lanes lost_peer; do
     grep -q "^cuda.$kernel .* ok " <<<"$out" || { echo "no line for $kernel"; exit 1; }
 done
 # The kernels for few rows, whose sums depend on the launch and for which plain ones stand in otherwise; and on more
@@ -21,9 +21,12 @@ for sms in 4 16; do
         grep -q "^$kernel .* ok " <<<"$out" || { echo "$sms SMs: $out"; exit 1; }
     done
 done
+# Hopper's attention of prompts, which that GPU is not asked for: from images of keys and values, and without.
+out=$(NYBBLE_SIMT_CAPABILITY=9 "$NYBBLE" checkkern --device cuda --filter cuda.attention --rounds 3)
+grep -q "^cuda.attention .* ok " <<<"$out" || { echo "compute capability 9.0: $out"; exit 1; }
 # With blocks enough for one of each expert the launch of one row's experts has its shorter form, and several look at
 # one row's largest; with still more, clusters of 16 draw from it.
-for case in "cuda.chosen 2 16" "cuda.argmax 12 16" "cuda.sample 24 64"; do
+for case in "cuda.chosen 2 16" "cuda.argmax 12 16" "cuda.sample 8 16" "cuda.sample 24 64"; do
     read -r kernel rounds sms <<<"$case"
     out=$(NYBBLE_SIMT_SMS=$sms "$NYBBLE" checkkern --device cuda --filter "$kernel" --rounds "$rounds")
     grep -q "^$kernel .* ok " <<<"$out" || { echo "$sms SMs: $out"; exit 1; }

@@ -4,6 +4,22 @@
 #include "golden/device_case.h"
 #include "kernels/cuda/cuda_load.h"
 
+/* Rows that a filter by threads' maxima does not like: the likeliest are all one thread's, or all are equal,
+ * or differ in bits that it does not look at, or are zeros of either sign, or few are there at all. */
+static void make_odd(float *x, int n, uint64_t *rng)
+{
+    int kind = (int)(test_random(rng) % 5), thread = (int)(test_random(rng) % 512);
+    for (int i = 0; i < n; i++) {
+        float u = test_random_float(rng);
+        x[i] = kind == 0   ? (i / 4 % 512 == thread ? 20 + u : u)
+               : kind == 1 ? -2.5f
+               : kind == 2 ? 1 + (float)(test_random(rng) % 256) * 0x1p-23f
+               : kind == 3 ? (test_random(rng) % 2 ? 0.0f : -0.0f)
+               : i % 97    ? -INFINITY
+                           : u;
+    }
+}
+
 /* The kernel on n_row random rows of n logits: the very tokens of the CPU's sampler. */
 static void check_draws(const struct cuda_plugin *p, struct cuda_gpu *g, int n_row, int n, uint64_t *rng)
 {
@@ -23,8 +39,13 @@ static void check_draws(const struct cuda_plugin *p, struct cuda_gpu *g, int n_r
         if (n > 4 && test_random(rng) % 64 == 0)
             x[i] = test_random(rng) % 2 ? -INFINITY : NAN;
     }
+    static const int odd_k[] = {1, 50, 511, 512, 513, CUDA_SAMPLE_TOP_K};
     for (int i = 0; i < n_row; i++) {
         draw[i] = random_draw(rng);
+        if (test_random(rng) % 4 == 0) {
+            make_odd(x + (size_t)i * (size_t)n, n, rng);
+            draw[i].top_k = odd_k[test_random(rng) % 6];
+        }
         there[i] = (struct cuda_draw){.uniform = draw[i].uniform,
                                       .scale = draw[i].scale,
                                       .top_p = draw[i].top_p,

@@ -153,8 +153,8 @@ struct cuda_attention {
     int32_t n_single, n_tile, n_split;
     /* Images of CUDA_IMAGE_KEYS keys and their values, as a kernel wants them, which the operator makes in
      * its scratch: those of all sequences in tiles, one after the other, as many for each as its last tile
-     * sees keys of. 0: the cache is read as it is, which costs time and no memory. No number depends on it.
-     */
+     * sees keys of. 0: the cache is read as it is, which costs time and no memory. No number depends on it,
+     * while values of later tokens are finite: a row multiplies those that share its last image by zero. */
     int32_t n_image;
     int32_t n_head;
     float scale;

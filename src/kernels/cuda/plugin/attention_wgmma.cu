@@ -87,7 +87,8 @@ static __device__ __forceinline__ void fetch(const struct cuda_attention &a, con
     }
 }
 
-/* The item-th piece of work, those that see the most keys first; without steps behind the last. */
+/* The item-th piece of work, the last tiles first: of a sequence's, those that see the most keys. Without
+ * steps behind the last piece. */
 static __device__ __forceinline__ work work_of(const cuda_attention &a, int item)
 {
     const int of_kv = a.n_head / a.kv.n_kv_head, pairs = (of_kv + 1) / 2, of_tile = a.kv.n_kv_head * pairs,

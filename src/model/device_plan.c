@@ -263,20 +263,21 @@ static void plan_router(struct planning *p, const struct device_layer *l, int n_
 static void plan_plain_experts(struct planning *p, const struct device_mlp *m)
 {
     const struct device_room *r = &p->room;
-    next(p, CUDA_OP_MOE_PLAIN)->as.moe_plain = (struct cuda_moe_plain){.gate = m->gate,
-                                                                       .up = m->up,
-                                                                       .down = m->down,
-                                                                       .gate_bias = m->gate_bias,
-                                                                       .up_bias = m->up_bias,
-                                                                       .down_bias = m->adds_bias ? m->down_bias : NULL,
-                                                                       .x = r->x,
-                                                                       .id = r->expert,
-                                                                       .weight = r->expert_weight,
-                                                                       .out = r->delta,
-                                                                       .n_used = p->d->config->moe.top_k,
-                                                                       .n_expert = m->n_expert,
-                                                                       .hidden = p->d->config->hidden,
-                                                                       .inner = m->inner};
+    next(p, CUDA_OP_MOE_PLAIN)->as.moe_plain =
+        (struct cuda_moe_plain){.gate = m->gate,
+                                .up = m->up,
+                                .down = m->down,
+                                .gate_bias = m->gate_bias,
+                                .up_bias = m->up_bias,
+                                .down_bias = m->adds_bias ? m->down_bias : NULL,
+                                .x = r->x,
+                                .id = r->expert,
+                                .weight = r->expert_weight,
+                                .out = r->delta,
+                                .n_used = p->d->config->moe.top_k,
+                                .n_expert = m->n_expert,
+                                .hidden = p->d->config->hidden,
+                                .inner = m->inner};
 }
 
 static void plan_w4a4_experts(struct planning *p, const struct device_mlp *m)

@@ -115,14 +115,13 @@ static void down(struct micro_batch *mb, const struct mlp_group *group, int n_gr
     for (int i = 0; i < n_group; i++)
         for (int c = 0; c < group[i].n_call; c++) {
             const struct mlp_call *call = &group[i].call[c];
-            job[n_job++] =
-                (struct gemm_job){.w = &call->mlp->down.w,
-                                  .x = &x[i],
-                                  .row = iota + call->first,
-                                  .m = call->m,
-                                  .y = call->y,
-                                  .ldy = p->config->hidden,
-                                  .bias = call->mlp->down.adds_bias ? call->mlp->down.bias : NULL};
+            job[n_job++] = (struct gemm_job){.w = &call->mlp->down.w,
+                                             .x = &x[i],
+                                             .row = iota + call->first,
+                                             .m = call->m,
+                                             .y = call->y,
+                                             .ldy = p->config->hidden,
+                                             .bias = call->mlp->down.adds_bias ? call->mlp->down.bias : NULL};
         }
     gemm_run(p->pool, &mb->scratch, p->compute, job, n_job);
 }

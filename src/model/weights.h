@@ -8,7 +8,8 @@
 struct linear {
     struct weight w;
     float *bias;    /* (n) or NULL */
-    bool adds_bias; /* of the ranks whose products are added up, one: the first that has inputs of this layer */
+    bool adds_bias; /* of the ranks whose products are added up, one: the first that has inputs of this layer
+                     */
 };
 
 struct mlp {

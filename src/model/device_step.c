@@ -39,12 +39,13 @@ static enum nyb_code make_room(struct device *d, int n_row, struct nyb_err *err)
     return code;
 }
 
-#define SCRATCH_GROWS ((size_t)16 << 20) /* so that longer and longer prompts seldom make it grow */
+#define SCRATCH_GROWS ((size_t)16 << 20)
 
-/* Scratch for the plan. Recorded graphs have the old scratch's address. */
+/* Scratch for the plan. Recorded graphs have the old scratch's address: it grows by half, so that longer and longer
+ * prompts seldom make it grow, where there is memory for that. */
 static enum nyb_code make_scratch(struct device *d, struct nyb_err *err)
 {
-    size_t bytes;
+    size_t bytes, roomy = d->scratch_bytes + d->scratch_bytes / 2;
     if (!d->plugin->scratch(d->gpu, d->plan.op, d->plan.n, &bytes))
         return device_failed(d, "planning a step", err);
     if (bytes <= d->scratch_bytes)
@@ -52,7 +53,9 @@ static enum nyb_code make_scratch(struct device *d, struct nyb_err *err)
     bytes = (bytes + SCRATCH_GROWS - 1) / SCRATCH_GROWS * SCRATCH_GROWS;
     device_forget_graphs(d);
     d->scratch_bytes = 0;
-    if (!d->plugin->reserve(d->gpu, bytes))
+    if (roomy > bytes && d->plugin->reserve(d->gpu, roomy))
+        bytes = roomy;
+    else if (!d->plugin->reserve(d->gpu, bytes))
         return device_failed(d, "taking scratch memory", err);
     d->scratch_bytes = bytes;
     return NYB_OK;

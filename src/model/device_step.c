@@ -41,8 +41,8 @@ static enum nyb_code make_room(struct device *d, int n_row, struct nyb_err *err)
 
 #define SCRATCH_GROWS ((size_t)16 << 20)
 
-/* Scratch for the plan. Recorded graphs have the old scratch's address: it grows by half, so that longer and longer
- * prompts seldom make it grow, where there is memory for that. */
+/* Scratch for the plan. Recorded graphs have the old scratch's address: it grows by half, so that longer and
+ * longer prompts seldom make it grow, where there is memory for that. */
 static enum nyb_code make_scratch(struct device *d, struct nyb_err *err)
 {
     size_t bytes, roomy = d->scratch_bytes + d->scratch_bytes / 2;

@@ -381,7 +381,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
     for (int n = 0, before = 0, turn = 0;; n++) {
         if (images)
             bell_wait(smem + at::WORK_THERE + 8 * (n % STAGES), n / STAGES % 2);
-        const work w = alike(images ? given.of[n % STAGES] : work_of(a, (int)blockIdx.x));
+        work w = {};
+        if (!images)
+            w = work_of(a, (int)blockIdx.x);
+        else if (lane == 0) /* which says that it has been read, too */
+            w = given.of[n % STAGES];
+        w = alike(w);
         if (images)
             leave(smem + at::WORK_FREE + 8 * (n % STAGES), lane);
         if (w.n_step == 0)

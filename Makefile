@@ -23,7 +23,7 @@ timing: build
 # the commit, of every rank (a third there), the reference perplexity over the whole text (a quarter there), experts
 # over ranks in every way for every model, and hosts with longer cuts and every model on three of them.
 long: build
-	NYBBLE_LONG=1 ctest --test-dir $(BUILD) --output-on-failure -R 'golden.test_(update|live)|cli.test_(device|eval|ranks)|dist.test_hosts'
+	NYBBLE_LONG=1 ctest --test-dir $(BUILD) --output-on-failure -R 'golden.test_(update|live)|cli.test_(device|eval|ranks|random_models)|dist.test_hosts'
 
 # Everything but servers and hosts under the address and undefined-behaviour sanitizers.
 asan:

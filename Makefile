@@ -21,7 +21,7 @@ timing: build
 
 # What make check takes a part of: a hundred updates of weights, and some that fail at every single read and step of
 # the commit, of every rank (a third there), the reference perplexity over the whole text (a quarter there), experts
-# over ranks in every way for every model, and hosts with longer cuts and every model on three of them.
+# over ranks in every way for every model, hosts with longer cuts and every model on three of them, and ninety random models.
 long: build
 	NYBBLE_LONG=1 ctest --test-dir $(BUILD) --output-on-failure -R 'golden.test_(update|live)|cli.test_(device|eval|ranks|random_models)|dist.test_hosts'
 

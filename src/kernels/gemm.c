@@ -409,6 +409,8 @@ static void run_tiles(const struct run *r, const struct item *it)
     enum walk walk = 2 * max_row[2] > max_row[1] ? WALK_NEIGHBOURS : WALK_ALONE;
     if (j->m <= max_row[1])
         walk = j->m > max_row[2] ? WALK_ALONE : j->up ? WALK_NEIGHBOURS : walk_of(j->w, form, j->m);
+    if (walk == WALK_HALVES && it->n_panel == 1) /* both halves would be that one */
+        walk = WALK_ALONE;
     bool paired = walk != WALK_ALONE;
     int height = max_row[paired ? 2 : 1], n_tile = (j->m + height - 1) / height;
     for (int tile = 0; tile < n_tile; tile++, pass.first_row += t.n_row) {

@@ -135,7 +135,8 @@ bool config_is_switch(const char *name)
 {
     const struct config_option *o = find_option(name);
     const struct accepted *a = find_accepted(name);
-    return (o && o->kind == CONFIG_BOOL) || (a && a->values && !strncmp(a->values, "true", 4));
+    bool fixed = a && a->values && (config_listed(a->values, "true") || config_listed(a->values, "false"));
+    return (o && o->kind == CONFIG_BOOL) || fixed;
 }
 
 /* ---- values -------------------------------------------------------------------------------------- */

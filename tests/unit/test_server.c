@@ -223,6 +223,7 @@ static void test_config_opposites(void **state)
         {{"--no-enable-prefix-caching", "--disable-radix-cache=off"}, true, true},
         {{"--disable-uvicorn-access-log", NULL}, true, false},
         {{"--context-length=77", "--max-running-requests=5"}, true, true},
+        {{"--no-enable-log-requests", NULL}, true, true}, /* a switch that can only be off */
     };
     for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
         char *argv[] = {(char *)(uintptr_t) "serve", (char *)(uintptr_t)row[i].flag[0],

@@ -77,7 +77,8 @@ INLINE void add_scaled(const int P, const int T, const __m512 s0, const __m512 s
 /* The bits of e4m3, where a float has those of its exponent's end and its mantissa's beginning, are the scale
  * times 2^-120, small ones too: two operations where going through fp16 takes more. So that sums stay normal
  * numbers codes are decoded as 2^60 times what they are. Both are powers of two: no result is another, as
- * long as no dot product of codes reaches 2^68. */
+ * long as no dot product of codes reaches 2^68, and no sum of them with their block scales, which is held as
+ * 2^-60 of what it is, comes below 2^-66: bits are lost then. */
 #define CODE_EXPONENT 60
 #define RAISED_UNIT   0x1p60f /* of sums */
 

@@ -83,7 +83,6 @@ struct sample_room {
         unsigned long long list[CUDA_SAMPLE_TOP_K]; /* candidates: key, then the lower id first */
     } to;
     unsigned long long of_warp[WARPS], of_block[CLUSTER_MAX], found[3];
-    double total;
     float max, cut;
     int index, n;
     union alignas(16) { /* of two passes, which take turns; at the end, as there is no more of it than a
@@ -375,8 +374,8 @@ static __device__ __forceinline__ void each_of_block(const sample_row &row, int 
 }
 
 /* The sums of what of(values, column, equal) makes of the row, in all blocks' r.sum and r.equal. Blocks whose
- * sum is below `least` before are not read: nothing is made of their columns. What a block has for another
- * one goes there in one piece. */
+ * sum is below `least` before are not read: nothing is made of their columns; `outside` is what columns are
+ * that the row does not have. What a block has for another one goes there in one piece. */
 template <typename F>
 static __device__ __forceinline__ void sum_blocks(const sample_row &row, float least, float outside,
                                                   sample_room &r, F of)
@@ -390,9 +389,7 @@ static __device__ __forceinline__ void sum_blocks(const sample_row &row, float l
 #pragma unroll
         for (int j = 0; j < OF_BLOCK; j++)
             s = plus(s, w[j]);
-        const float first =
-            __shfl_up_sync(ALL_LANES, s, SUM_LANES); /* of the row's sixteen: in the upper half */
-        s = first;
+        s = __shfl_up_sync(ALL_LANES, s, SUM_LANES); /* the upper half goes on where the lower one ended */
 #pragma unroll
         for (int j = 0; j < OF_BLOCK; j++)
             s = plus(s, w[j]);
@@ -437,7 +434,7 @@ static __device__ __forceinline__ void weigh_row(const sample_row &row, float fa
     });
 }
 
-/* Sums of G values at a time (n values in all), into r.to.group, by threads from `first` on. */
+/* Sums of G values at a time (n values in all), into r.to.group. */
 template <int G> static __device__ __forceinline__ void add_groups(const double *value, int n, sample_room &r)
 {
     static_assert(SUMS_MAX / G <= THREADS, "a group for each thread");

@@ -43,7 +43,9 @@ static inline struct model *open_on_device(const char *folder, struct how how)
                                     .gemm_backend = how.backend,
                                     .max_batched_tokens = how.max_tokens,
                                     .no_graphs = how.no_graphs};
+    emulated_blackwell(how.backend == DEVICE_BACKEND_CUBLASLT_NVFP4);
     golden_must(model_open(&m, &o, &err), &err);
+    emulated_blackwell(false);
     assert_non_null(model_device_name(m));
     return m;
 }

@@ -10,8 +10,8 @@
 #include "base/mem.h"
 #include "test.h"
 
-/* From here on --device cuda is the emulator. False: it has not been built. It lies above the tests in the
- * build folder. */
+/* From here on --device cuda is the emulator, of the compute capability that has all kernels of a Hopper GPU.
+ * False: it has not been built. It lies above the tests in the build folder. */
 static inline bool emulated_use(void)
 {
     char self[4096];
@@ -23,12 +23,18 @@ static inline bool emulated_use(void)
     bool there = file_exists(path);
     setenv("NYBBLE_CUDA_PLUGIN", path, 1);
     free(path);
-    /* For cublaslt-nvfp4: such a GPU, and a library that computes on this CPU. */
+    /* For cublaslt-nvfp4: a library that computes on this CPU (emulated_blackwell is the GPU). */
     path = mem_printf("%s/../libnybble_fake_cublaslt.so", self);
-    setenv("NYBBLE_SIMT_CAPABILITY", "10", 1);
+    setenv("NYBBLE_SIMT_CAPABILITY", "9", 1);
     setenv("NYBBLE_CUBLASLT", path, 1);
     free(path);
     return there;
+}
+
+/* Models that are opened from here on find a GPU with block-scaled matrix units, or again none. */
+static inline void emulated_blackwell(bool on)
+{
+    setenv("NYBBLE_SIMT_CAPABILITY", on ? "10" : "9", 1);
 }
 
 #endif

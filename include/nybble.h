@@ -91,9 +91,12 @@ enum nyb_dispatch { NYB_DISPATCH_F32, NYB_DISPATCH_BF16, NYB_DISPATCH_FP8, NYB_D
 enum nyb_kv_dtype { NYB_KV_AUTO = -1, NYB_KV_F32, NYB_KV_BF16, NYB_KV_FP8 };
 
 /* Fill with nyb_options_init, then change what matters. Read by nyb_open only. */
+struct nyb_sampling;
+
 struct nyb_options {
-    const char *model;         /* a folder, or a repository id in the local Hugging Face cache        */
+    const char *model; /* a folder, or in the local Hugging Face cache owner/name or owner/name@revision */
     const char *chat_template; /* path that replaces the checkpoint's template; NULL: none            */
+    const char *hf_overrides;  /* JSON object whose members replace config.json's; NULL: none         */
     enum nyb_load_format load_format;
     enum nyb_compute compute;
     enum nyb_device device;
@@ -123,6 +126,11 @@ struct nyb_options {
     const char *weight_version; /* of the weights at the start; NULL: "default" */
     int stuck_ms;               /* work and no finished step for so long: NYB_ENGINE_STUCK */
     uint64_t dummy_seed;        /* of NYB_LOAD_DUMMY's weights */
+    /* What requests leave unset: temperature, top_p, min_p, the three penalties, top_k and max_tokens of
+     * these, then the checkpoint's generation_config.json, unless that does not count. NULL: none. */
+    const struct nyb_sampling *defaults;
+    bool no_generation_config;
+    int64_t seed; /* of requests that have none of their own, in the order in which they come; -1: random */
     /* From the thread inside nyb_open, a few times a second. May be NULL. */
     void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_arg;
@@ -177,9 +185,9 @@ enum nyb_constraint {
     NYB_CONSTRAINT_TAGS,    /* free text with constrained parts, such as tool calls   */
 };
 
-/* Fill with nyb_sampling_init: everything unset. What is unset comes from the checkpoint's
- * generation_config.json, then from the value in brackets. Out of range is NYB_E_RANGE, with the parameter in
- * err->where. Copied by nyb_submit. */
+/* Fill with nyb_sampling_init: everything unset. What is unset comes from nyb_options.defaults, the
+ * checkpoint's generation_config.json, then from the value in brackets. Out of range is NYB_E_RANGE, with the
+ * parameter in err->where. Copied by nyb_submit. */
 struct nyb_sampling {
     double temperature;        /* [0, 2]; below 1e-5 greedy, else at least 0.01 (1)               */
     double top_p;              /* (0, 1] (1)                                                      */

@@ -42,7 +42,8 @@ struct ckpt {
 
 /* Turn what the user named into a folder: a path, or a repository id looked up in the local
  * Hugging Face cache (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub; refs/main, else the newest
- * snapshot). Caller frees *folder. The error lists the places that were searched. */
+ * snapshot; of owner/name@REVISION that ref or commit). Caller frees *folder. The error lists the places that
+ * were searched. */
 enum nyb_code ckpt_resolve(char **folder, const char *name_or_path, struct nyb_err *err) NYB_MUST_CHECK;
 
 #define CKPT_THREADS 8 /* for whoever has the machine to itself while it opens one */

@@ -58,9 +58,61 @@ static enum nyb_code open_root(struct hfconfig *c, const char *folder, const cha
     return code;
 }
 
+/* Where a file has rope_parameters, they hold more than the scaling that somebody wants another of. */
+static void replace_rope(json_t *root, const char *key, json_t *value)
+{
+    static const char *const kept[] = {"rope_theta", "partial_rotary_factor"};
+    const json_t *old = json_object_get(root, "rope_parameters");
+    if (!json_is_object(old) || !(json_is_object(value) || json_is_null(value))) {
+        json_object_set(root, key, value);
+        return;
+    }
+    json_t *rope = json_is_object(value) ? json_copy(value) : json_object();
+    for (size_t i = 0; i < COUNT_OF(kept); i++) {
+        json_t *was = json_object_get(old, kept[i]);
+        if (was && !json_object_get(rope, kept[i]))
+            json_object_set(rope, kept[i], was);
+    }
+    json_object_set_new(root, "rope_parameters", rope);
+}
+
+static enum nyb_code override(json_t *root, const char *text, struct nyb_err *err)
+{
+    json_error_t why;
+    const char *key;
+    json_t *value, *all = json_loads(text, JSON_REJECT_DUPLICATES, &why);
+    if (!json_is_object(all)) {
+        enum nyb_code code =
+            err_at(err, NYB_E_ARG, "hf_overrides", -1,
+                   "must be a JSON object such as {\"rope_scaling\": {...}}, got \"%.200s\" (%s)", text,
+                   all ? "no object" : why.text);
+        json_decref(all);
+        return code;
+    }
+    json_object_foreach(all, key, value)
+    {
+        if (!strcmp(key, "rope_scaling") || !strcmp(key, "rope_parameters"))
+            replace_rope(root, key, value);
+        else
+            json_object_set(root, key, value);
+    }
+    json_decref(all);
+    return NYB_OK;
+}
+
 enum nyb_code hfconfig_open(struct hfconfig *c, const char *folder, struct nyb_err *err)
 {
+    return hfconfig_open_with(c, folder, NULL, err);
+}
+
+enum nyb_code hfconfig_open_with(struct hfconfig *c, const char *folder, const char *overrides,
+                                 struct nyb_err *err)
+{
     enum nyb_code code = open_root(c, folder, "config.json", err);
+    if (code == NYB_OK && overrides) {
+        c->overrides = mem_strdup(overrides);
+        code = override(c->root, overrides, err);
+    }
     if (code == NYB_OK)
         code = hfconfig_string_or(c, c->root, "model_type", NULL, &c->model_type, err);
     if (code == NYB_OK && !c->model_type)
@@ -74,6 +126,7 @@ void hfconfig_close(struct hfconfig *c)
 {
     json_decref(c->root);
     free(c->path);
+    free(c->overrides);
     *c = (struct hfconfig){0};
 }
 

@@ -6,12 +6,19 @@
 #include "base/json.h"
 
 struct hfconfig {
-    char *path; /* for messages */
+    char *path;      /* for messages */
+    char *overrides; /* as they were given; NULL: none */
     json_t *root;
     const char *model_type; /* owned by root */
 };
 
 enum nyb_code hfconfig_open(struct hfconfig *c, const char *folder, struct nyb_err *err) NYB_MUST_CHECK;
+/* With other values in place of the file's: a JSON object whose members replace those of config.json as
+ * vLLM's
+ * --hf-overrides does, null for none at all. A new rope_scaling or rope_parameters keeps what the old one
+ * says of rope_theta and partial_rotary_factor, and goes by the name that the file uses. NULL: as it is. */
+enum nyb_code hfconfig_open_with(struct hfconfig *c, const char *folder, const char *overrides,
+                                 struct nyb_err *err) NYB_MUST_CHECK;
 void hfconfig_close(struct hfconfig *c);
 
 /* obj: usually c->root. `required` readers fail when the field is absent; `_or` readers return the default.

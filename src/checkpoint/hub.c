@@ -2,7 +2,7 @@
  *
  * The cache of the Hugging Face hub keeps a repository owner/name in models--owner--name: snapshots/COMMIT/
  * holds symbolic links into blobs/, and refs/main the commit that the branch pointed to when it was
- * downloaded. */
+ * downloaded. owner/name@REVISION asks for another ref, or a commit. */
 #include <dirent.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -30,11 +30,18 @@ static bool is_name(const char *s, size_t n)
 }
 
 /* owner/name, from which a folder name can be made that stays within the cache. */
-static bool is_repository_id(const char *s)
+static bool is_repository_id(const char *s, size_t len)
 {
-    const char *slash = strchr(s, '/');
-    return slash && strlen(s) <= MAX_ID && is_name(s, (size_t)(slash - s)) &&
-           is_name(slash + 1, strlen(slash + 1));
+    const char *slash = memchr(s, '/', len);
+    return slash && len <= MAX_ID && is_name(s, (size_t)(slash - s)) &&
+           is_name(slash + 1, len - (size_t)(slash + 1 - s));
+}
+
+/* Parts of a path that are names: main, v1.0, refs/pr/1. */
+static bool is_revision(const char *s)
+{
+    size_t n = strcspn(s, "/");
+    return strlen(s) < MAX_REF && is_name(s, n) && (!s[n] || is_revision(s + n + 1));
 }
 
 static bool is_commit(const char *s)
@@ -43,10 +50,10 @@ static bool is_commit(const char *s)
     return n > 0 && n < MAX_REF && strspn(s, "0123456789abcdefABCDEF") == n;
 }
 
-/* The snapshot that refs/main names, or NULL. Caller frees. */
-static char *find_main(const char *repository)
+/* The snapshot that refs/NAME names, or NULL. Caller frees. */
+static char *find_ref(const char *repository, const char *name)
 {
-    char *ref = path_join(repository, "refs/main"), *text = NULL, *snapshot = NULL;
+    char *ref = mem_printf("%s/refs/%s", repository, name), *text = NULL, *snapshot = NULL;
     size_t len;
 
     if (file_exists(ref) && file_read_all(ref, MAX_REF, &text, &len, NULL) == NYB_OK) {
@@ -61,6 +68,22 @@ static char *find_main(const char *repository)
         snapshot = NULL;
     }
     return snapshot;
+}
+
+/* A ref, as it is named or without the refs/ before it, or a commit in full; NULL: not here. Caller frees. */
+static char *find_revision(const char *repository, const char *revision)
+{
+    static const char refs[] = "refs/";
+    bool full = !strncmp(revision, refs, sizeof(refs) - 1);
+    char *found = find_ref(repository, full ? revision + sizeof(refs) - 1 : revision);
+    if (!found && is_commit(revision)) {
+        found = mem_printf("%s/snapshots/%s", repository, revision);
+        if (!file_is_dir(found)) {
+            free(found);
+            found = NULL;
+        }
+    }
+    return found;
 }
 
 /* The snapshot written last, or NULL. Caller frees. */
@@ -105,7 +128,8 @@ static char *folder_from(const char *variable, const char *tail)
     return mem_printf("%s%s", value, tail);
 }
 
-static enum nyb_code find_in_caches(char **folder, const char *id, struct nyb_err *err)
+/* revision NULL: main, else what was downloaded last. */
+static enum nyb_code find_in_caches(char **folder, const char *id, const char *revision, struct nyb_err *err)
 {
     static const struct {
         const char *variable, *tail;
@@ -121,8 +145,8 @@ static enum nyb_code find_in_caches(char **folder, const char *id, struct nyb_er
         if (!cache)
             continue;
         char *repository = mem_printf("%s/models--%.*s--%s", cache, (int)(slash - id), id, slash + 1);
-        char *found = find_main(repository);
-        if (!found)
+        char *found = revision ? find_revision(repository, revision) : find_ref(repository, "main");
+        if (!found && !revision)
             found = find_newest(repository);
         buf_printf(&searched, "%s%.160s", searched.len ? ", " : "", cache);
         free(repository);
@@ -133,11 +157,17 @@ static enum nyb_code find_in_caches(char **folder, const char *id, struct nyb_er
             return NYB_OK;
         }
     }
+    const char *places = searched.len ? searched.data : "none, since HOME and HF_HOME are not set";
     enum nyb_code code =
-        err_at(err, NYB_E_NOT_FOUND, id, -1,
-               "is neither a folder nor in a local Hugging Face cache (searched: %.300s); nothing is "
-               "downloaded here, `hf download %.200s` puts it there",
-               searched.len ? searched.data : "none, since HOME and HF_HOME are not set", id);
+        revision
+            ? err_at(err, NYB_E_NOT_FOUND, id, -1,
+                     "has no revision %.130s in a local Hugging Face cache (searched: %.300s); nothing is "
+                     "downloaded here, `hf download %.100s --revision %.130s` puts it there",
+                     revision, places, id, revision)
+            : err_at(err, NYB_E_NOT_FOUND, id, -1,
+                     "is neither a folder nor in a local Hugging Face cache (searched: %.300s); nothing "
+                     "is downloaded here, `hf download %.200s` puts it there",
+                     places, id);
     buf_free(&searched);
     return code;
 }
@@ -152,8 +182,14 @@ enum nyb_code ckpt_resolve(char **folder, const char *name_or_path, struct nyb_e
     if (file_exists(name_or_path))
         return err_at(err, NYB_E_ARG, name_or_path, -1,
                       "is a file, expected the folder that holds config.json and the *.safetensors files");
-    if (!is_repository_id(name_or_path))
-        return err_at(err, NYB_E_NOT_FOUND, name_or_path, -1,
-                      "no such folder, and not a repository id of the form owner/name");
-    return find_in_caches(folder, name_or_path, err);
+    const char *at = strchr(name_or_path, '@');
+    size_t len = at ? (size_t)(at - name_or_path) : strlen(name_or_path);
+    if (!is_repository_id(name_or_path, len) || (at && !is_revision(at + 1)))
+        return err_at(
+            err, NYB_E_NOT_FOUND, name_or_path, -1,
+            "no such folder, and not a repository id of the form owner/name or owner/name@revision");
+    char *id = mem_strndup(name_or_path, len);
+    enum nyb_code code = find_in_caches(folder, id, at ? at + 1 : NULL, err);
+    free(id);
+    return code;
 }

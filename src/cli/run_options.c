@@ -29,6 +29,7 @@ static const char help[] =
     "  --kv-cache-memory SIZE such as 2G (default: what one context needs)\n"
     "  --kv-cache-dtype T     auto (default: as the checkpoint declares), bf16, fp8 (or fp8_e4m3) or f32\n"
     "  --max-model-len N      longest context\n"
+    "  --hf-overrides JSON    an object whose members replace those of config.json\n"
     "  --device D             cpu (default), cuda, or auto: docs/BACKENDS.md\n"
     "  --moe-backend B        a GPU's kernels for experts: auto, sm90-w4a16, cublaslt-nvfp4, reference\n"
     "  --gemm-backend B       and for all other products, the same names\n"
@@ -68,6 +69,7 @@ enum {
     KV_CACHE_MEMORY,
     KV_CACHE_DTYPE,
     MAX_MODEL_LEN,
+    HF_OVERRIDES,
     LOAD_FORMAT
 };
 
@@ -96,6 +98,7 @@ static const struct option long_options[] = {
     {"kv-cache-memory", required_argument, NULL, KV_CACHE_MEMORY},
     {"kv-cache-dtype", required_argument, NULL, KV_CACHE_DTYPE},
     {"max-model-len", required_argument, NULL, MAX_MODEL_LEN},
+    {"hf-overrides", required_argument, NULL, HF_OVERRIDES},
     {"load-format", required_argument, NULL, LOAD_FORMAT},
     {"verbose", no_argument, NULL, 'v'},
     {"help", no_argument, NULL, 'h'},
@@ -201,6 +204,9 @@ static bool take_engine_option(struct run *r, int c, const char *arg)
         return true;
     case MAX_MODEL_LEN:
         return cli_parse_int("run", "--max-model-len", arg, 1, INT32_MAX, &r->options.max_model_len);
+    case HF_OVERRIDES:
+        r->options.hf_overrides = arg;
+        return true;
     default: /* getopt has named it */
         cli_misuse("run", "the call is wrong");
         return false;

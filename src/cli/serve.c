@@ -10,6 +10,12 @@
 _Static_assert((int)CONFIG_LOG_LOGFMT == (int)LOG_LOGFMT && (int)CONFIG_LOG_JSON == (int)LOG_JSON,
                "same order");
 
+/* The option has two names for each. */
+static enum log_level level(const struct serve_config *config)
+{
+    return config->verbose ? LOG_DEBUG : (enum log_level)(config->log_level % (LOG_DEBUG + 1));
+}
+
 static int serve(const struct serve_config *config)
 {
     struct nyb_options options;
@@ -24,7 +30,7 @@ static int serve(const struct serve_config *config)
         return cli_fail("serve", &err);
     if (nyb_ranks_rank(options.ranks) > 0) {
         /* Rank 0 hears the signals and speaks for all, except of a lost rank, which comm tells. */
-        if (!config->verbose)
+        if (level(config) == LOG_INFO)
             log_set_level(LOG_WARN);
         signal(SIGINT, SIG_IGN);
         signal(SIGTERM, SIG_IGN);
@@ -68,8 +74,7 @@ int cli_serve(int argc, char **argv)
     } else if (help) {
         config_print_help();
     } else {
-        if (config.verbose)
-            log_set_level(LOG_DEBUG);
+        log_set_level(level(&config));
         log_set_format((enum log_format)config.log_format);
         config_log_ignored();
         status = serve(&config);

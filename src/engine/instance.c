@@ -33,6 +33,7 @@ void nyb_options_init(struct nyb_options *o)
                               .tensor_parallel_size = 1,
                               .allreduce_fusion = true,
                               .stuck_ms = 300000,
+                              .seed = -1,
                               .dummy_seed = 1};
 }
 
@@ -78,6 +79,13 @@ static enum nyb_code check_options(const struct nyb_options *o, struct nyb_err *
         {"moe_backend", (int)o->moe_backend, NYB_BACKEND_AUTO, NYB_BACKEND_REFERENCE},
         {"gemm_backend", (int)o->gemm_backend, NYB_BACKEND_AUTO, NYB_BACKEND_REFERENCE},
     };
+    struct params_context defaults;
+    params_context_init(&defaults);
+    if (o->defaults)
+        TRY(params_context_set(&defaults, o->defaults, err));
+    if (o->seed < -1)
+        return err_at(err, NYB_E_RANGE, "seed", -1, "seed must be -1 (random) or at least 0, got %lld",
+                      (long long)o->seed);
     for (size_t i = 0; i < COUNT_OF(range); i++)
         if (range[i].value < range[i].lo || range[i].value > range[i].hi)
             return err_at(err, NYB_E_RANGE, range[i].name, -1, "%s must be in [%d, %d], got %d",
@@ -135,14 +143,8 @@ static enum nyb_code size_cache(const struct nyb_engine *e, const struct nyb_opt
 
 /* ---- open and close -------------------------------------------------------------------------------- */
 
-static void read_generation(struct nyb_engine *e, const struct nyb_options *o, int max_len)
+static void read_generation_config(struct params_context *c, const struct hfconfig_generation *g)
 {
-    const struct hfconfig_generation *g = model_generation(e->model);
-    struct params_context *c = &e->defaults;
-    params_context_init(c);
-    c->vocab = model_config(e->model)->vocab;
-    c->max_len = max_len;
-    c->max_logprobs = o->max_logprobs;
     if (g->has_temperature)
         c->temperature = g->temperature;
     if (g->has_top_p)
@@ -153,11 +155,25 @@ static void read_generation(struct nyb_engine *e, const struct nyb_options *o, i
         c->min_p = g->min_p;
     if (g->has_repetition_penalty)
         c->repetition_penalty = g->repetition_penalty;
+}
+
+static enum nyb_code settle_defaults(struct nyb_engine *e, const struct nyb_options *o, int max_len,
+                                     struct nyb_err *err)
+{
+    const struct hfconfig_generation *g = model_generation(e->model);
+    struct params_context *c = &e->defaults;
+    params_context_init(c);
+    c->vocab = model_config(e->model)->vocab;
+    c->max_len = max_len;
+    c->max_logprobs = o->max_logprobs;
+    if (!o->no_generation_config)
+        read_generation_config(c, g);
     e->eos = mem_alloc((size_t)g->n_eos + 1, sizeof(*e->eos));
     for (int i = 0; i < g->n_eos; i++)
         if (g->eos[i] >= 0 && g->eos[i] < c->vocab)
             e->eos[c->n_eos++] = (int32_t)g->eos[i];
     c->eos = e->eos;
+    return o->defaults ? params_context_set(c, o->defaults, err) : NYB_OK;
 }
 
 static void fill_info(struct nyb_engine *e, const struct nyb_options *o, int n_block)
@@ -208,7 +224,8 @@ static enum nyb_code open_parts(struct nyb_engine *e, const struct nyb_options *
                       "is %d: experts on GPUs stay where they are", o->expert_rebalance_interval);
     int n_block = 0, max_len = 0;
     TRY(size_cache(e, o, &n_block, &max_len, err));
-    read_generation(e, o, max_len);
+    TRY(settle_defaults(e, o, max_len, err));
+    e->seed = o->seed;
     fill_info(e, o, n_block);
     if (e->tokenizer)
         e->constraints = constraint_cache_open(e->tokenizer, e->defaults.vocab);

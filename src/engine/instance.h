@@ -18,6 +18,8 @@ struct nyb_engine {
     struct chat_template *chat;  /* NULL: the checkpoint has none */
     struct constraint_cache *constraints;
     struct params_context defaults;
+    int64_t seed;             /* of requests that have none; -1: random */
+    _Atomic uint64_t n_seeds; /* such requests so far */
     struct nyb_info info;
     char *name, *folder, *model_type, *quant;
     int32_t *eos;

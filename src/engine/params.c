@@ -39,7 +39,7 @@ static enum nyb_code refuse_int(struct nyb_err *err, const char *name, const cha
 void params_context_init(struct params_context *c)
 {
     *c = (struct params_context){
-        .temperature = 1, .top_p = 1, .min_p = 0, .repetition_penalty = 1, .max_logprobs = 20};
+        .temperature = 1, .top_p = 1, .repetition_penalty = 1, .max_tokens = NYB_UNSET, .max_logprobs = 20};
 }
 
 static double or_default(double x, double dflt)
@@ -53,7 +53,8 @@ static enum nyb_code resolve_doubles(struct params *p, const struct nyb_sampling
     double temperature = or_default(in->temperature, c->temperature);
     double top_p = or_default(in->top_p, c->top_p), min_p = or_default(in->min_p, c->min_p);
     double repetition = or_default(in->repetition_penalty, c->repetition_penalty);
-    double presence = or_default(in->presence_penalty, 0), frequency = or_default(in->frequency_penalty, 0);
+    double presence = or_default(in->presence_penalty, c->presence_penalty);
+    double frequency = or_default(in->frequency_penalty, c->frequency_penalty);
     if (!(temperature >= 0 && temperature <= 2))
         return refuse_double(err, "temperature", "in [0, 2]", temperature);
     if (!(top_p > 0 && top_p <= 1))
@@ -95,17 +96,18 @@ static enum nyb_code resolve_ints(struct params *p, const struct nyb_sampling *i
         return refuse_int(err, "top_k", "-1 or 0 (off), or at least 1", top_k);
     p->top_k = top_k < 1 || top_k >= c->vocab ? 0 : top_k;
 
-    if (in->max_tokens != NYB_UNSET && in->max_tokens < 1)
-        return refuse_int(err, "max_tokens", "at least 1", in->max_tokens);
+    int max_tokens = in->max_tokens == NYB_UNSET ? c->max_tokens : in->max_tokens;
+    if (max_tokens != NYB_UNSET && max_tokens < 1)
+        return refuse_int(err, "max_tokens", "at least 1", max_tokens);
     int min_tokens = in->min_tokens == NYB_UNSET ? 0 : in->min_tokens;
     if (min_tokens < 0)
         return refuse_int(err, "min_tokens", "at least 0", min_tokens);
-    if (in->max_tokens != NYB_UNSET && min_tokens > in->max_tokens) {
+    if (max_tokens != NYB_UNSET && min_tokens > max_tokens) {
         char rule[64];
-        snprintf(rule, sizeof(rule), "at most max_tokens (%d)", in->max_tokens);
+        snprintf(rule, sizeof(rule), "at most max_tokens (%d)", max_tokens);
         return refuse_int(err, "min_tokens", rule, min_tokens);
     }
-    p->max_tokens = in->max_tokens == NYB_UNSET || in->max_tokens > room ? room : in->max_tokens;
+    p->max_tokens = max_tokens == NYB_UNSET || max_tokens > room ? room : max_tokens;
     p->min_tokens = min_tokens > p->max_tokens ? p->max_tokens : min_tokens;
 
     TRY(resolve_logprobs(&p->n_logprob, "logprobs", in->logprobs, c->max_logprobs, err));
@@ -118,6 +120,26 @@ static enum nyb_code resolve_ints(struct params *p, const struct nyb_sampling *i
         return refuse_int(err, "seed", "-1 (random), or at least 0", in->seed);
     p->has_seed = in->seed >= 0;
     p->seed = p->has_seed ? (uint64_t)in->seed : 0;
+    return NYB_OK;
+}
+
+enum nyb_code params_context_set(struct params_context *c, const struct nyb_sampling *s, struct nyb_err *err)
+{
+    struct params_context new = *c;
+    struct params resolved;
+    struct nyb_sampling unset;
+    nyb_sampling_init(&unset);
+    new.temperature = or_default(s->temperature, c->temperature);
+    new.top_p = or_default(s->top_p, c->top_p);
+    new.min_p = or_default(s->min_p, c->min_p);
+    new.repetition_penalty = or_default(s->repetition_penalty, c->repetition_penalty);
+    new.presence_penalty = or_default(s->presence_penalty, c->presence_penalty);
+    new.frequency_penalty = or_default(s->frequency_penalty, c->frequency_penalty);
+    new.top_k = s->top_k == NYB_UNSET ? c->top_k : s->top_k;
+    new.max_tokens = s->max_tokens == NYB_UNSET ? c->max_tokens : s->max_tokens;
+    TRY(resolve_doubles(&resolved, &unset, &new, err)); /* as a request that says nothing finds them */
+    TRY(resolve_ints(&resolved, &unset, &new, INT32_MAX, err));
+    *c = new;
     return NYB_OK;
 }
 

@@ -51,13 +51,18 @@ struct params_context {
     int vocab;
     int64_t max_len; /* prompt + answer */
     int max_logprobs;
-    double temperature, top_p, min_p, repetition_penalty; /* defaults of generation_config.json */
-    int top_k;
-    const int32_t *eos; /* (n_eos) lives longer than any request */
+    /* What requests leave unset. */
+    double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+    int top_k, max_tokens; /* max_tokens NYB_UNSET: what the context leaves */
+    const int32_t *eos;    /* (n_eos) lives longer than any request */
     int n_eos;
 };
 /* The defaults when a checkpoint says nothing. */
 void params_context_init(struct params_context *c);
+/* Others where s says them, out of range NYB_E_RANGE: temperature, top_p, min_p, the three penalties, top_k,
+ * max_tokens. */
+enum nyb_code params_context_set(struct params_context *c, const struct nyb_sampling *s,
+                                 struct nyb_err *err) NYB_MUST_CHECK;
 
 /* Check `in` for a prompt of n_prompt tokens and copy it to *out; lists live in the arena. Of `bad` the runs
  * of ids alone, with room for two more a word: words need a tokenizer, and the caller adds them. */

@@ -80,6 +80,7 @@ struct model_options ranks_model_options(const struct nyb_options *o, const char
                                   .kv_type =
                                       o->kv_dtype == NYB_KV_AUTO ? MODEL_KV_DECLARED : (int)o->kv_dtype,
                                   .max_model_len = o->max_model_len,
+                                  .hf_overrides = o->hf_overrides,
                                   .device = (enum device_choice)o->device,
                                   .moe_backend = (enum device_backend)o->moe_backend,
                                   .gemm_backend = (enum device_backend)o->gemm_backend,

@@ -95,6 +95,16 @@ static enum nyb_code open_stop(struct nyb_stream *s, const struct nyb_engine *e,
     return stop_open(&s->stop, string, (size_t)p->n_stop, p->include_stop, err);
 }
 
+/* Of a request that has none. */
+static uint64_t own_seed(struct nyb_engine *e)
+{
+    static const uint64_t odd = 0x9e3779b97f4a7c15ull;
+    uint64_t seed;
+    if (e->seed >= 0)
+        return (uint64_t)e->seed * odd + atomic_fetch_add(&e->n_seeds, 1);
+    return getrandom(&seed, sizeof(seed), 0) == (ssize_t)sizeof(seed) ? seed : clock_ns() * odd;
+}
+
 static enum nyb_code submit_ids(struct nyb_engine *e, struct nyb_stream *s, const struct nyb_request *in,
                                 const int32_t *id, size_t n, struct nyb_err *err)
 {
@@ -106,8 +116,8 @@ static enum nyb_code submit_ids(struct nyb_engine *e, struct nyb_stream *s, cons
     if (r->constraint)
         r->p.ignore_eos = false; /* the end is part of the constraint */
     TRY(open_stop(s, e, err));
-    if (!r->p.has_seed && getrandom(&r->p.seed, sizeof(r->p.seed), 0) != (ssize_t)sizeof(r->p.seed))
-        r->p.seed = clock_ns() * 0x9e3779b97f4a7c15ull;
+    if (!r->p.has_seed)
+        r->p.seed = own_seed(e);
     request_prepare(r, id, (int)n, e->info.vocab_size);
     r->id = in->id ? arena_strdup(&r->arena, in->id) : NULL;
     r->wake = in->wake;

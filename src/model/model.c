@@ -179,7 +179,7 @@ static enum nyb_code join_ranks(struct model *m, const struct model_options *o, 
 static enum nyb_code open_all(struct model *m, const struct model_options *o, struct nyb_err *err)
 {
     struct ckpt *c = NULL;
-    TRY(hfconfig_open(&m->hf, o->folder, err));
+    TRY(hfconfig_open_with(&m->hf, o->folder, o->hf_overrides, err));
     TRY(model_config_parse(&m->config, &m->hf, err));
     TRY(settle_length(m, o->max_model_len, err));
     if (m->config.moe.n_expert > 0)

@@ -60,9 +60,10 @@ struct model_options {
     enum load_format load_format; /* LOAD_DUMMY: random weights from config.json alone           */
     uint64_t dummy_seed;
     enum compute compute;
-    int n_thread;          /* <= 0: as many as are worth it (threads.h)                      */
-    int kv_type;           /* enum kv_type, or one of the two above                       */
-    int64_t max_model_len; /* <= 0: the config's                                          */
+    int n_thread;             /* <= 0: as many as are worth it (threads.h)                      */
+    int kv_type;              /* enum kv_type, or one of the two above                       */
+    int64_t max_model_len;    /* <= 0: the config's                                          */
+    const char *hf_overrides; /* what replaces members of config.json (hfconfig.h); NULL: nothing */
     enum device_choice device;
     enum device_backend moe_backend, gemm_backend; /* of a GPU: experts, and all other products */
     int max_batched_tokens; /* GPU: rows of the longest step to make room for; <= 0: a default */

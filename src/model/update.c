@@ -71,7 +71,7 @@ static bool has_config(const struct update *u)
 static enum nyb_code open_checkpoint(struct update *u, struct nyb_err *err)
 {
     if (has_config(u)) {
-        TRY(hfconfig_open(&u->hf, u->o.folder, err));
+        TRY(hfconfig_open_with(&u->hf, u->o.folder, u->m->hf.overrides, err));
         TRY(update_check_config(u, err));
         TRY(quant_parse(&u->quant, u->hf.root, u->o.folder, err));
         if (quant_kv_is_fp8(u->quant) != quant_kv_is_fp8(u->m->quant))

@@ -9,7 +9,8 @@
 #include "server/request.h"
 #include "server/route.h"
 
-#define MAX_TOKENS_DEFAULT 16
+#define MAX_TOKENS_DEFAULT        16 /* OpenAI's; of a chat it is what the context leaves */
+#define SGLANG_MAX_TOKENS_DEFAULT 128
 
 struct completion {
     struct request_job *j;
@@ -75,9 +76,10 @@ static enum nyb_code read_prompts(struct completion *c, struct nyb_err *err)
 static enum nyb_code read_echo(struct completion *c, struct nyb_err *err)
 {
     TRY(params_bool(c->j->body, "echo", &c->echo, err));
-    if (c->j->sampling.max_tokens == NYB_UNSET)
-        c->j->sampling.max_tokens = MAX_TOKENS_DEFAULT;
-    if (!c->echo && c->j->g->api != GEN_SGLANG)
+    bool is_sglang = c->j->g->api == GEN_SGLANG;
+    if (c->j->sampling.max_tokens == NYB_UNSET && c->j->s->config->defaults.max_tokens == NYB_UNSET)
+        c->j->sampling.max_tokens = is_sglang ? SGLANG_MAX_TOKENS_DEFAULT : MAX_TOKENS_DEFAULT;
+    if (!c->echo && !is_sglang)
         return NYB_OK;
     c->hides = c->j->sampling.max_tokens == 0;
     if (c->hides)

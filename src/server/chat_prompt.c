@@ -7,8 +7,18 @@
 #include "server/messages.h"
 #include "server/params_json.h"
 
+/* Those of the server where a request says nothing of them. */
+static void add_defaults(json_t *all, const struct server *s)
+{
+    const char *text = s->config->chat_template_kwargs;
+    json_t *defaults = text ? json_loads(text, 0, NULL) : NULL; /* config_settle has looked at it */
+    if (defaults)
+        json_object_update_missing(all, defaults);
+    json_decref(defaults);
+}
+
 /* Variables for the template that are fields of the request, too. */
-static enum nyb_code read_kwargs(const json_t *body, char **out, struct nyb_err *err)
+static enum nyb_code read_kwargs(const struct server *s, const json_t *body, char **out, struct nyb_err *err)
 {
     static const char *const field[] = {"enable_thinking", "reasoning_effort", "documents"};
     const json_t *effort = json_object_get(body, "reasoning_effort");
@@ -32,6 +42,7 @@ static enum nyb_code read_kwargs(const json_t *body, char **out, struct nyb_err 
     if (params_is_string(effort) &&
         !json_object_get(all, "enable_thinking")) /* most templates know but this */
         json_object_set_new(all, "enable_thinking", json_boolean(strcmp(json_string_value(effort), "none")));
+    add_defaults(all, s);
     if (json_object_size(all))
         *out = json_dumps(all, JSON_COMPACT);
     json_decref(all);
@@ -59,7 +70,7 @@ enum nyb_code chat_prompt_render(const struct server *s, const json_t *body, int
     struct nyb_chat chat = {.add_generation_prompt = true};
     char *kwargs;
     TRY(read_end(body, &chat, err));
-    TRY(read_kwargs(body, &kwargs, err));
+    TRY(read_kwargs(s, body, &kwargs, err));
     char *messages = json_dumps(json_object_get(body, "messages"), JSON_COMPACT);
     char *tool_text = json_is_array(tools) ? json_dumps(tools, JSON_COMPACT) : NULL;
     chat.messages = messages;

@@ -9,8 +9,6 @@
 #include "base/mem.h"
 #include "server/config_option.h"
 
-#define EPLB_INTERVAL 1000 /* steps, of enable-eplb */
-
 static const struct {
     const char *variable, *option;
 } env_aliases[] = {
@@ -121,55 +119,6 @@ static enum nyb_code read_environment(struct serve_config *c, struct nyb_err *er
     return NYB_OK;
 }
 
-/* --name value, --name=value, --switch, --no-switch; the model without a flag. */
-static enum nyb_code read_flag(struct serve_config *c, int argc, char **argv, int *i, struct nyb_err *err)
-{
-    char name[64];
-    const char *flag = argv[*i] + 2, *equals = strchr(flag, '=');
-    size_t n = equals ? (size_t)(equals - flag) : strlen(flag);
-    if (n >= sizeof(name))
-        return err_set(err, NYB_E_ARG, "there is no option %.80s", argv[*i]);
-    memcpy(name, flag, n);
-    name[n] = 0;
-    if (equals)
-        return config_set(c, name, equals + 1, NULL, err);
-    if (!strncmp(name, "no-", 3) && config_is_switch(name + 3))
-        return config_set(c, name + 3, "false", NULL, err);
-    if (config_is_switch(name)) {
-        bool value = *i + 1 < argc && config_listed("true,false", argv[*i + 1]);
-        return config_set(c, name, value ? argv[++*i] : "true", NULL, err);
-    }
-    if (!config_is_known(name))
-        return config_set(c, name, "", NULL, err); /* its error says so */
-    if (*i + 1 >= argc)
-        return err_set(err, NYB_E_ARG, "--%s needs a value", name);
-    return config_set(c, name, argv[++*i], NULL, err);
-}
-
-static enum nyb_code read_flags(struct serve_config *c, int argc, char **argv, bool *help,
-                                struct nyb_err *err)
-{
-    bool named = false;
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
-            *help = true;
-            return NYB_OK;
-        }
-        if (!strncmp(argv[i], "--", 2) && argv[i][2]) {
-            TRY(read_flag(c, argc, argv, &i, err));
-            continue;
-        }
-        if (argv[i][0] == '-')
-            return err_set(err, NYB_E_ARG, "there is no option %.80s", argv[i]);
-        if (named)
-            return err_set(err, NYB_E_ARG, "one model at a time: \"%.100s\" comes after \"%.100s\"", argv[i],
-                           c->model);
-        named = true;
-        TRY(config_set(c, "model", argv[i], NULL, err));
-    }
-    return NYB_OK;
-}
-
 /* A list given by a stronger source replaces the weaker one's. */
 static void replace_lists(struct serve_config *c, const struct serve_config *by)
 {
@@ -210,7 +159,11 @@ static void set_defaults(struct serve_config *c)
                                .prefix_cache = o.prefix_cache,
                                .tensor_parallel_size = 1,
                                .rank_timeout_s = 10,
-                               .allreduce_fusion = o.allreduce_fusion};
+                               .allreduce_fusion = o.allreduce_fusion,
+                               .log_level = LOG_INFO,
+                               .seed = o.seed,
+                               .top_k = NYB_UNSET};
+    nyb_sampling_init(&c->defaults);
 }
 
 /* A first pass over environment and flags finds the file, and which lists they give. */
@@ -222,7 +175,7 @@ static enum nyb_code find_file(struct serve_config *probe, int argc, char **argv
     log_set_level(LOG_ERROR); /* what is said is said in the second pass */
     enum nyb_code code = read_environment(probe, err);
     if (code == NYB_OK)
-        code = read_flags(probe, argc, argv, help, err);
+        code = config_flags_read(probe, argc, argv, help, err);
     log_set_level(level);
     return code;
 }
@@ -240,9 +193,9 @@ enum nyb_code config_read(struct serve_config *c, int argc, char **argv, bool *h
         code = read_environment(c, err);
     }
     if (code == NYB_OK && !*help)
-        code = read_flags(c, argc, argv, help, err);
-    if (c->eplb && !c->expert_rebalance_interval)
-        c->expert_rebalance_interval = EPLB_INTERVAL;
+        code = config_flags_read(c, argc, argv, help, err);
+    if (code == NYB_OK && !*help)
+        code = config_settle(c, err);
     config_free(&probe);
     return code;
 }
@@ -264,6 +217,10 @@ void config_engine_options(const struct serve_config *c, const char *default_mod
     o->threads = (int)c->threads;
     o->kv_cache_bytes = c->kv_cache_bytes;
     o->max_model_len = c->max_model_len;
+    o->hf_overrides = c->hf_overrides;
+    o->defaults = &c->defaults;
+    o->no_generation_config = c->generation_config & 1;
+    o->seed = c->seed;
     o->max_num_seqs = (int)c->max_num_seqs;
     o->max_waiting = (int)c->max_waiting;
     o->stuck_ms = (int)(c->stuck_s * 1e3);

@@ -3,6 +3,8 @@
 #ifndef NYB_SERVER_CONFIG_H
 #define NYB_SERVER_CONFIG_H
 
+#include "nybble.h"
+
 #include "base/err.h"
 
 #define CONFIG_LIST_MAX 64
@@ -30,8 +32,15 @@ struct serve_config {
     int64_t update_threads;
     int update_staging, update_in_flight; /* enum nyb_staging, enum nyb_in_flight */
     bool access_log, verbose;
+    int log_level;              /* of the choices, which are enum log_level twice */
+    char *chat_template_kwargs; /* a JSON object, or NULL */
     /* engine */
-    char *chat_template;
+    char *chat_template, *revision, *rope_scaling;
+    char *hf_overrides;                    /* config_read has put rope_scaling into it */
+    struct nyb_sampling defaults;          /* of requests */
+    int64_t top_k, max_tokens;             /* config_read has put them into defaults */
+    int64_t seed;                          /* -1: random */
+    int generation_config;                 /* 1, 3: not the checkpoint's */
     int load_format, compute, kv_dtype;    /* kv_dtype: the enum's value + 1 */
     int device, moe_backend, gemm_backend; /* enum nyb_device, enum nyb_backend */
     int64_t threads, max_model_len, max_num_seqs, max_num_batched_tokens, max_waiting, max_logprobs;

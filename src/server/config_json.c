@@ -40,8 +40,7 @@ enum nyb_code config_json_read(struct serve_config *c, const char *name, const c
     enum nyb_code code = NYB_OK;
     if (!json_is_object(all))
         code = err_at(err, NYB_E_ARG, where, -1,
-                      "%s must be a JSON object such as {\"num_redundant_experts\": 4}, got \"%.200s\"", name,
-                      text);
+                      "%s must be a JSON object of its parts and their values, got \"%.200s\"", name, text);
     json_object_foreach(all, part, value)
     {
         if (code == NYB_OK)

@@ -22,7 +22,7 @@ static const struct config_option options[] = {
 };
 
 /* The names of a CHOICE, in the order of their values. */
-static const char *const choices[][8] = {
+static const char *const choices[][9] = {
     {"vllm", "fastdeploy"},
     {"text", "logfmt", "json"},
     {"auto", "dummy"},
@@ -33,6 +33,8 @@ static const char *const choices[][8] = {
     {"cpu", "cuda", "auto"},                                           /* nyb_device    */
     {"auto", "sm90-w4a16", "cublaslt-nvfp4", "reference"},             /* nyb_backend   */
     {"f32", "bf16", "fp8", "nvfp4"},                                   /* nyb_dispatch  */
+    {"error", "warn", "info", "debug", "critical", "warning", "notice", "trace"}, /* log_level, twice */
+    {"auto", "vllm", "model", "openai"}, /* the checkpoint's; none: twice */
 };
 
 static const struct alias {
@@ -41,10 +43,26 @@ static const struct alias {
 } aliases[] = {
 #define ALIAS(name_, ours_)    {(name_), (ours_), false},
 #define OPPOSITE(name_, ours_) {(name_), (ours_), true},
+#define SHORT(letters, name)
 #define ACCEPT(name, values, why)
 #include "server/compat.def"
 #undef ALIAS
 #undef OPPOSITE
+#undef SHORT
+#undef ACCEPT
+};
+
+static const struct {
+    const char *letters, *name;
+} shorts[] = {
+#define ALIAS(name, ours)
+#define OPPOSITE(name, ours)
+#define SHORT(letters_, name_) {(letters_), (name_)},
+#define ACCEPT(name, values, why)
+#include "server/compat.def"
+#undef ALIAS
+#undef OPPOSITE
+#undef SHORT
 #undef ACCEPT
 };
 
@@ -53,10 +71,12 @@ static const struct accepted {
 } accepted[] = {
 #define ALIAS(name, ours)
 #define OPPOSITE(name, ours)
+#define SHORT(letters, name)
 #define ACCEPT(name_, values_, why_) {(name_), (values_), (why_)},
 #include "server/compat.def"
 #undef ALIAS
 #undef OPPOSITE
+#undef SHORT
 #undef ACCEPT
 };
 
@@ -139,6 +159,21 @@ bool config_is_switch(const char *name)
     return (o && o->kind == CONFIG_BOOL) || fixed;
 }
 
+bool config_switch_takes(const char *name, const char *text)
+{
+    const struct accepted *a = find_accepted(name);
+    return config_listed("true,false,on,off,yes,no", text) ||
+           (a && a->values && config_listed(a->values, text));
+}
+
+const char *config_short(const char *letters)
+{
+    for (size_t i = 0; i < COUNT_OF(shorts); i++)
+        if (!strcmp(shorts[i].letters, letters))
+            return shorts[i].name;
+    return NULL;
+}
+
 /* ---- values -------------------------------------------------------------------------------------- */
 
 bool config_listed(const char *list, const char *value)
@@ -159,28 +194,48 @@ static enum nyb_code refuse(const struct config_option *o, const char *text, con
     return err_at(err, NYB_E_ARG, where, -1, "%s must be %s, got \"%.200s\"", o->name, what, text);
 }
 
-/* "32k" and "32K" as vLLM reads them: thousands, and 1024s. */
+/* The number that vLLM's clients mean by "32k" (thousands), "25.6k", "32K" (1024s) and "2M". -1: none. */
+static double counted(const char *text)
+{
+    static const char small[] = "kmg", large[] = "KMG";
+    char *end;
+    double x = strtod(text, &end), unit = 1;
+    const char *s = *end ? strchr(small, *end) : NULL, *l = *end ? strchr(large, *end) : NULL;
+    for (const char *u = small; s && u <= s; u++)
+        unit *= 1000;
+    for (const char *u = large; l && u <= l; u++)
+        unit *= 1024;
+    bool whole = strspn(text, "0123456789") + (s || l) == strlen(text);
+    bool parts = s && strspn(text, "0123456789.") + 1 == strlen(text);
+    x = rint(x * unit * 1e6) / 1e6; /* 25.6 thousands are a whole number, in binary almost */
+    return end != text && !end[s || l] && (whole || parts) && x == rint(x) && x <= 0x1p53 ? x : -1;
+}
+
 static enum nyb_code set_int(const struct config_option *o, int64_t *out, const char *text, const char *where,
                              struct nyb_err *err)
 {
-    char *end, what[80];
-    errno = 0;
-    long long x = strtoll(text, &end, 10), unit = *end == 'k' ? 1000 : *end == 'K' ? 1024 : 1;
-    end += end != text && unit > 1;
-    snprintf(what, sizeof(what), "a whole number in [%.0f, %.0f]", o->low, o->high);
-    if (end == text || *end || errno || (double)x * (double)unit < o->low ||
-        (double)x * (double)unit > o->high)
+    bool is_count = o->kind == CONFIG_COUNT, minus = o->low < 0 && !strcmp(text, "-1");
+    char what[96];
+    snprintf(what, sizeof(what), "a whole number in [%.0f, %.0f]%s", o->low, o->high,
+             is_count ? ", or auto" : "");
+    if (is_count && config_listed("auto,-1", text)) { /* vLLM's and llama.cpp's words for it */
+        *out = 0;
+        return NYB_OK;
+    }
+    double x = minus ? -1 : counted(text);
+    if (x < o->low || x > o->high || (x < 0 && !minus))
         return refuse(o, text, where, what, err);
-    *out = x * unit;
+    *out = (int64_t)x;
     return NYB_OK;
 }
 
-static enum nyb_code set_seconds(const struct config_option *o, double *out, const char *text,
-                                 const char *where, struct nyb_err *err)
+static enum nyb_code set_number(const struct config_option *o, double *out, const char *text,
+                                const char *where, struct nyb_err *err)
 {
     char *end, what[80];
     double x = strtod(text, &end);
-    snprintf(what, sizeof(what), "seconds in [%g, %g]", o->low, o->high);
+    snprintf(what, sizeof(what), "%s in [%g, %g]", o->kind == CONFIG_SECONDS ? "seconds" : "a number", o->low,
+             o->high);
     if (end == text || *end || !isfinite(x) || x < o->low || x > o->high)
         return refuse(o, text, where, what, err);
     *out = x;
@@ -243,14 +298,29 @@ static enum nyb_code add_item(const struct config_option *o, struct config_list 
     return NYB_OK;
 }
 
-/* One item, or as vLLM's clients write several: a JSON list of strings. */
+static enum nyb_code add_separated(const struct config_option *o, struct config_list *list, const char *text,
+                                   const char *where, struct nyb_err *err)
+{
+    enum nyb_code code = NYB_OK;
+    for (const char *s = text; s && code == NYB_OK;) {
+        size_t n = strcspn(s, ",");
+        char *item = mem_strndup(s, n);
+        code = add_item(o, list, item, where, err);
+        free(item);
+        s = s[n] ? s + n + 1 : NULL;
+    }
+    return code;
+}
+
+/* One item, or as vLLM's clients write several: a JSON list of strings; names also as llama.cpp's, with
+ * commas. */
 static enum nyb_code add_items(const struct config_option *o, struct config_list *list, const char *text,
                                const char *where, struct nyb_err *err)
 {
     enum nyb_code code = NYB_OK;
     json_t *all = *text == '[' ? json_loads(text, 0, NULL) : NULL;
     if (*text != '[')
-        return add_item(o, list, text, where, err);
+        return o->low > 0 ? add_separated(o, list, text, where, err) : add_item(o, list, text, where, err);
     if (!json_is_array(all))
         code = refuse(o, text, where, "a JSON list where it begins with \"[\"", err);
     for (size_t i = 0; i < json_array_size(all) && code == NYB_OK; i++) {
@@ -309,11 +379,13 @@ enum nyb_code config_set(struct serve_config *c, const char *name, const char *t
     case CONFIG_LIST:
         return add_items(o, field, text, where, err);
     case CONFIG_INT:
+    case CONFIG_COUNT:
         return set_int(o, field, text, where, err);
     case CONFIG_BYTES:
         return set_bytes(o, field, text, where, err);
     case CONFIG_SECONDS:
-        return set_seconds(o, field, text, where, err);
+    case CONFIG_NUMBER:
+        return set_number(o, field, text, where, err);
     case CONFIG_BOOL:
         return set_bool(o, find_alias(name) && find_alias(name)->opposite, field, text, where, err);
     default:

@@ -7,8 +7,6 @@
 #include "server/params_json.h"
 #include "server/rename.h"
 
-#define MAX_TOKENS_DEFAULT 128
-
 static const struct rename names[] = {{"max_tokens", "max_new_tokens"},
                                       {"min_tokens", "min_new_tokens"},
                                       {"seed", "sampling_seed"},
@@ -75,7 +73,6 @@ static enum nyb_code read_sampling(const json_t *asked, json_t *body, struct sgl
     json_t *sampling = asked_member(asked, "sampling_params"), *value;
     const char *key;
     int n = 1;
-    json_object_set_new(body, "max_tokens", json_integer(MAX_TOKENS_DEFAULT));
     if (sampling && !json_is_object(sampling))
         return params_wrong_type(err, "sampling_params", "an object, the same for all prompts", sampling);
     json_object_foreach(sampling, key, value)

@@ -403,6 +403,22 @@ static void test_ckpt_resolves_snapshots_of_the_cache(void **state)
     folder_write_text(refs, "main", "cccc");
     expect_resolved("acme/moe-1", new);
 
+    char *pr = path_join(refs, "pr");
+    mkdir(pr, 0700);
+    folder_write_text(pr, "7", "aaaa");
+    folder_write_text(refs, "v1.0", "aaaa");
+    folder_write_text(refs, "main", "bbbb");
+    expect_resolved("acme/moe-1@main", new);
+    expect_resolved("acme/moe-1@v1.0", old);
+    expect_resolved("acme/moe-1@refs/pr/7", old);
+    expect_resolved("acme/moe-1@pr/7", old);
+    expect_resolved("acme/moe-1@aaaa", old);
+    expect_resolved("acme/moe-1@bbbb", new);
+    assert_int_equal(ckpt_resolve(&folder, "acme/moe-1@cccc", &err), NYB_E_NOT_FOUND);
+    assert_non_null(strstr(err.message, "`hf download acme/moe-1 --revision cccc`"));
+    assert_string_equal(err.where, "acme/moe-1");
+    free(pr);
+
     assert_int_equal(ckpt_resolve(&folder, "acme/other", &err), NYB_E_NOT_FOUND);
     assert_non_null(strstr(err.message, "`hf download acme/other`"));
     assert_null(folder);
@@ -449,9 +465,10 @@ static void test_ckpt_searches_every_cache_variable(void **state)
 static void test_ckpt_resolve_is_picky_about_names(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"",          "a",       "../b",  "a/..",   "a/b/c", "a/b..c",
-                                      "a//b",      "/nope/x", "a/b c", "a--b/c", "-a/b",  "a/b.",
-                                      ".hidden/b", "a/",      "a/b\n", "./a"};
+    static const char *const bad[] = {"",          "a",       "../b",   "a/..",   "a/b/c",  "a/b..c",
+                                      "a//b",      "/nope/x", "a/b c",  "a--b/c", "-a/b",   "a/b.",
+                                      ".hidden/b", "a/",      "a/b\n",  "./a",    "a/b@",   "a/b@../c",
+                                      "@main",     "a/b@/c",  "a/b@c/", "a@b/c",  "a/b@c@d"};
     char *d = folder_make(), *folder;
     struct nyb_err err;
 

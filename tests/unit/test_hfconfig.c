@@ -12,6 +12,15 @@ static char *open_text(struct hfconfig *c, const char *text)
     return d;
 }
 
+/* With quotation marks where there are apostrophes. Caller frees. */
+static char *quoted(const char *text)
+{
+    char *s = mem_strdup(text);
+    for (char *p = s; *p; p++)
+        *p = *p == '\'' ? '"' : *p;
+    return s;
+}
+
 static void test_hfconfig_open_names_the_file(void **state)
 {
     (void)state;
@@ -201,12 +210,72 @@ static void test_hfconfig_generation_errors(void **state)
     folder_drop(d);
 }
 
+static void test_hfconfig_overrides(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *file, *overrides, *after; /* "'" stands for a quotation mark */
+    } row[] = {
+        {"{'model_type':'a','n':1,'k':{'x':1,'y':2}}", "{'n':2,'m':[3],'k':{'x':5}}",
+         "{'model_type':'a','n':2,'k':{'x':5},'m':[3]}"},
+        {"{'model_type':'a','rope_theta':5,'rope_scaling':null}",
+         "{'rope_scaling':{'rope_type':'yarn','factor':4}}",
+         "{'model_type':'a','rope_theta':5,'rope_scaling':{'rope_type':'yarn','factor':4}}"},
+        {"{'model_type':'a','rope_parameters':{'rope_type':'default','rope_theta':5,'partial_rotary_factor':"
+         "0.5}}",
+         "{'rope_scaling':{'type':'yarn','factor':4}}",
+         "{'model_type':'a','rope_parameters':{'type':'yarn','factor':4,'rope_theta':5,'partial_rotary_"
+         "factor':0.5}}"},
+        {"{'model_type':'a','rope_parameters':{'rope_type':'yarn','factor':4,'rope_theta':5}}",
+         "{'rope_parameters':{'rope_type':'linear','factor':2,'rope_theta':7}}",
+         "{'model_type':'a','rope_parameters':{'rope_type':'linear','factor':2,'rope_theta':7}}"},
+        {"{'model_type':'a','rope_parameters':{'rope_type':'yarn','factor':4,'rope_theta':5}}",
+         "{'rope_scaling':null}", "{'model_type':'a','rope_parameters':{'rope_theta':5}}"},
+        {"{'model_type':'a','rope_scaling':{'type':'yarn','factor':4}}", "{'rope_scaling':null}",
+         "{'model_type':'a','rope_scaling':null}"},
+        {"{'model_type':'a'}", "{'model_type':'b'}", "{'model_type':'b'}"},
+    };
+    static const char *const bad[] = {"", "[]", "3", "{'n':", "{'n':1,'n':2}", "yarn"};
+    struct hfconfig c;
+    struct nyb_err err;
+    for (size_t i = 0; i < COUNT_OF(row); i++) {
+        char *file = quoted(row[i].file), *overrides = quoted(row[i].overrides),
+             *after = quoted(row[i].after);
+        char *d = folder_make();
+        folder_write_text(d, "config.json", file);
+        if (hfconfig_open_with(&c, d, overrides, &err) != NYB_OK)
+            fail_msg("%s: %s", err.where, err.message);
+        json_t *want = json_loads(after, 0, NULL);
+        if (!json_equal(c.root, want))
+            fail_msg("%s with %s is not %s", file, overrides, after);
+        assert_string_equal(c.overrides, overrides);
+        assert_string_equal(c.model_type, json_string_value(json_object_get(want, "model_type")));
+        json_decref(want);
+        hfconfig_close(&c);
+        folder_drop(d);
+        free(file);
+        free(overrides);
+        free(after);
+    }
+    char *d = folder_make();
+    folder_write_text(d, "config.json", "{\"model_type\":\"a\"}");
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        char *overrides = quoted(bad[i]);
+        assert_int_equal(hfconfig_open_with(&c, d, overrides, &err), NYB_E_ARG);
+        assert_string_equal(err.where, "hf_overrides");
+        assert_non_null(strstr(err.message, "JSON object"));
+        free(overrides);
+    }
+    folder_drop(d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hfconfig_open_names_the_file),
         cmocka_unit_test(test_hfconfig_reads_typed_fields),
         cmocka_unit_test(test_hfconfig_wrong_types_are_errors),
+        cmocka_unit_test(test_hfconfig_overrides),
         cmocka_unit_test(test_hfconfig_generation_defaults),
         cmocka_unit_test(test_hfconfig_generation_merges_eos),
         cmocka_unit_test(test_hfconfig_generation_errors),

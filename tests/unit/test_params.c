@@ -356,10 +356,61 @@ static void test_params_logprobs_beyond_the_vocabulary(void **state)
     arena_free(&f.arena);
 }
 
+/* A server's own defaults lie between the checkpoint's and a request's. */
+static void test_params_defaults_of_a_server(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct nyb_sampling own;
+    begin(&f);
+    f.c.temperature = 0.6;
+    f.c.top_k = 20;
+    nyb_sampling_init(&own);
+    assert_int_equal(params_context_set(&f.c, &own, &f.err), NYB_OK);
+    assert_true(f.c.temperature == 0.6 && f.c.top_k == 20 && f.c.max_tokens == NYB_UNSET);
+    own.temperature = 0.25;
+    own.top_p = 0.75;
+    own.min_p = 0.125;
+    own.repetition_penalty = 1.5;
+    own.presence_penalty = 1.25;
+    own.frequency_penalty = -0.5;
+    own.top_k = -1;
+    own.max_tokens = 12;
+    assert_int_equal(params_context_set(&f.c, &own, &f.err), NYB_OK);
+    assert_int_equal(resolve(&f, 10), NYB_OK);
+    assert_true(f.p.temperature == 0.25f && f.p.top_p == 0.75f && f.p.min_p == 0.125f &&
+                f.p.repetition == 1.5f);
+    assert_true(f.p.presence == 1.25f && f.p.frequency == -0.5f && f.p.top_k == 0 && f.p.max_tokens == 12);
+    f.s.min_tokens = 13; /* of the answer that the defaults cut */
+    assert_int_equal(resolve(&f, 10), NYB_E_RANGE);
+    f.s.max_tokens = 14;
+    f.s.temperature = 1;
+    f.s.presence_penalty = 0;
+    f.s.top_k = 7;
+    assert_int_equal(resolve(&f, 10), NYB_OK);
+    assert_true(f.p.temperature == 1 && f.p.presence == 0 && f.p.top_k == 7 && f.p.max_tokens == 14);
+    assert_true(f.p.frequency == -0.5f);
+    const struct params_context before = f.c;
+    own.temperature = 3;
+    assert_int_equal(params_context_set(&f.c, &own, &f.err), NYB_E_RANGE);
+    assert_string_equal(f.err.where, "temperature");
+    own.temperature = NAN;
+    own.max_tokens = 0;
+    assert_int_equal(params_context_set(&f.c, &own, &f.err), NYB_E_RANGE);
+    assert_string_equal(f.err.where, "max_tokens");
+    own.max_tokens = 5;
+    own.top_k = -2;
+    assert_int_equal(params_context_set(&f.c, &own, &f.err), NYB_E_RANGE);
+    assert_string_equal(f.err.where, "top_k");
+    assert_memory_equal(&before, &f.c, sizeof(before)); /* a refusal changes nothing */
+    arena_free(&f.arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_params_unset_takes_the_checkpoint_s_defaults),
+        cmocka_unit_test(test_params_defaults_of_a_server),
         cmocka_unit_test(test_params_small_temperatures),
         cmocka_unit_test(test_params_the_message_names_parameter_value_and_range),
         cmocka_unit_test(test_params_every_range),

@@ -197,8 +197,23 @@ static void test_config_units(void **state)
     assert_int_equal(c.max_model_len, 32000);
     assert_int_equal(config_set(&c, "max-model-len", "32K", NULL, &err), NYB_OK);
     assert_int_equal(c.max_model_len, 32768);
-    static const char *const bad[] = {"k",   "32kk", "32M", "3000000k", "9223372036854775807K",
-                                      "-1k", "1.5k", ""};
+    assert_int_equal(config_set(&c, "max-model-len", "25.6k", NULL, &err), NYB_OK);
+    assert_int_equal(c.max_model_len, 25600);
+    assert_int_equal(config_set(&c, "max-model-len", "1.001m", NULL, &err), NYB_OK);
+    assert_int_equal(c.max_model_len, 1001000);
+    assert_int_equal(config_set(&c, "max-model-len", "32M", NULL, &err), NYB_OK);
+    assert_int_equal(c.max_model_len, 32 << 20);
+    static const char *const none[] = {"auto", "-1", "0"};
+    for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++) {
+        c.max_model_len = 5;
+        assert_int_equal(config_set(&c, "max-model-len", none[i], NULL, &err), NYB_OK);
+        assert_int_equal(c.max_model_len, 0);
+    }
+    static const char *const bad[] = {"k",   "32kk", "32T",    "3000000k", "9223372036854775807K",
+                                      "-1k", "1.5K", "1.5",    "+5",       " 5",
+                                      "5 ",  "0x10", "1e3",    "nan",      "1.0005k",
+                                      "-2",  "",     "2.5.1k", "inf",      "3g",
+                                      "k5"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         assert_int_equal(config_set(&c, "max-model-len", bad[i], NULL, &err), NYB_E_ARG);
     assert_int_equal(config_set(&c, "pipeline-parallel-size", "2", NULL, &err), NYB_E_ARG);

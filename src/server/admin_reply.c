@@ -59,7 +59,7 @@ void admin_reply_err(struct exchange *x, const struct nyb_err *err, json_t *more
 {
     struct nyb_err named = *err;
     if (strchr(err->where, '/'))
-        snprintf(named.message, sizeof(named.message), "%s: %.500s", err->where, err->message);
+        err_format(err, named.message, sizeof(named.message));
     error_reply_err(x, &named);
     reply_failure(x, more);
 }

@@ -71,13 +71,21 @@ bool request_is_model(const struct server *s, const char *name)
 
 enum nyb_code request_no_model(const struct server *s, const char *name, struct nyb_err *err)
 {
-    char all[400] = "";
-    for (int i = 0; i < request_n_model(s); i++) {
-        size_t n = strlen(all);
-        snprintf(all + n, sizeof(all) - n, "%s`%.200s`", i ? ", " : "", request_model(s, i));
+    char all[480] = "", more[32] = "";
+    int shown = 0, n_model = request_n_model(s);
+    for (size_t n = 0; shown < n_model; shown++) { /* whole names, as many as there is room for */
+        int len =
+            snprintf(all + n, sizeof(all) - n, "%s`%.200s`", shown ? ", " : "", request_model(s, shown));
+        if (n + (size_t)len >= sizeof(all)) {
+            all[n] = 0;
+            break;
+        }
+        n += (size_t)len;
     }
-    return err_at(err, NYB_E_NOT_FOUND, "model", -1, "The model `%.200s` does not exist. This server has %s.",
-                  name, all);
+    if (shown < n_model)
+        snprintf(more, sizeof(more), " and %d more", n_model - shown);
+    return err_at(err, NYB_E_NOT_FOUND, "model", -1,
+                  "The model `%.200s` does not exist. This server has %s%s.", name, all, more);
 }
 
 enum nyb_code request_check_model(const struct server *s, const json_t *body, struct nyb_err *err)

@@ -184,6 +184,14 @@ class CommandLines(Case):
         self.assertEqual(self.models(server), [("tales-24m-moe-nvfp4", 1024)])
         self.assertEqual(json.loads(server.request("GET", "/server_info")[2])["max_num_seqs"], 64)
 
+    def test_many_names(self):
+        names = ["name-%02d-%s" % (i, "x" * 30) for i in range(20)]
+        server = self.serve(MODEL, "--served-model-name", *names)
+        self.assertEqual([name for name, _ in self.models(server)], names)
+        status, answer = server.post("/v1/completions", {"prompt": PROMPT, "model": "other"})
+        said = ", ".join(f"`{name}`" for name in names[:11])
+        self.assertEqual((status, answer["error"]["message"]), (404, f"The model `other` does not exist. This server has {said} and 9 more."))
+
     def test_words_and_levels(self):
         self.refused("one model at a time", MODEL, "--port", "0", "x")
         self.refused("one model at a time", MODEL, "--served-model-name", "x", "--port", "0", "y")

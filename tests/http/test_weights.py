@@ -246,7 +246,7 @@ class Refusals(WithRoot):
             self.assertFalse(reply["success"])
             if name == "short":  # which file, also for who reads the log
                 self.assertTrue(reply["message"].startswith(folder + "/model.safetensors: "), reply)
-                self.assertIn("weights: no update: " + reply["message"], self.server.text())
+                self.assertIn("weights: no update: " + reply["message"] + "\n", self.server.text())
             self.assertEqual(reply["weights_state"], "old", name)
             self.assertGreaterEqual(reply["num_differences"], min(least, 1), (name, reply))
             self.assertLessEqual(len(reply["differences"]), 10)

@@ -34,6 +34,7 @@ static const struct checkkern_cuda_row row_table[] = {
     {"cuda.norm", checkkern_cuda_add_norm},
     {"cuda.dense", checkkern_cuda_dense},
     {"cuda.qkv", checkkern_cuda_qkv},
+    {"cuda.qkv.rows", checkkern_cuda_qkv_rows},
     {"cuda.attention", checkkern_cuda_attention},
     {"cuda.joined", checkkern_cuda_joined},
     {"cuda.router", checkkern_cuda_router},

@@ -178,6 +178,44 @@ static void bench_attention(struct ops_bench *b, int n_head, int n_kv, int d, in
     release(b);
 }
 
+/* Tokens of one sequence, from its beginning. */
+static void bench_qkv(struct ops_bench *b, int n_head, int n_kv, int d, int rotary, int type, int n_row)
+{
+    size_t rows = (size_t)n_row, q = rows * (size_t)(n_head * d), kv = rows * (size_t)(n_kv * d);
+    size_t half = (size_t)rotary / 2, cache = cuda_kv_block_bytes(type, n_kv, d) * (rows / CUDA_KV_BLOCK + 1);
+    struct cuda_op op[N_COPY] = {{.kind = CUDA_OP_QKV, .n_row = n_row}};
+    int32_t *at = mem_alloc(rows, sizeof(*at));
+    for (int i = 0; i < n_row; i++)
+        at[i] = i;
+    op[0].as.qkv = (struct cuda_qkv){.q = take_zero(b, q * 4),
+                                     .k = take_zero(b, kv * 4),
+                                     .v = take_zero(b, kv * 4),
+                                     .q_norm = take_zero(b, (size_t)d * 4),
+                                     .k_norm = take_zero(b, (size_t)d * 4),
+                                     .cos = take_zero(b, rows * half * 4),
+                                     .sin = take_zero(b, rows * half * 4),
+                                     .pos = take_host(b, at, rows * 4),
+                                     .slot = take_host(b, at, rows * 4),
+                                     .q_out = take(b, q * 2),
+                                     .kv = {.k = take(b, cache),
+                                            .v = take(b, cache),
+                                            .scale = take_one(b),
+                                            .type = type,
+                                            .n_kv_head = n_kv,
+                                            .head_dim = d},
+                                     .n_head = n_head,
+                                     .rotary_dim = rotary,
+                                     .eps = 1e-6f};
+    free(at);
+    for (int c = 1; c < N_COPY; c++)
+        op[c] = op[0];
+    char name[64];
+    snprintf(name, sizeof(name), "rotate, store %s %d/%d x %d, %d rows", type == CUDA_KV_FP8 ? "fp8" : "bf16",
+             n_head, n_kv, d, n_row);
+    line(b, op, N_COPY, name, 6.0 * (double)q + (type == CUDA_KV_FP8 ? 10.0 : 12.0) * (double)kv, 0.0);
+    release(b);
+}
+
 static void bench_router(struct ops_bench *b, int n_expert, int K, int n_row)
 {
     struct cuda_op op[N_COPY] = {{.kind = CUDA_OP_ROUTER, .n_row = n_row}};
@@ -350,6 +388,13 @@ bool checkkern_cuda_bench_ops(const struct checkkern_gpu *g, const char *filter,
         bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 1, 256, 256);
         bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 8, 64, 64);
         bench_attention(&b, 32, 4, 128, CUDA_KV_BF16, 1, 8192, 64);
+    }
+    if (!filter || strstr("cuda.qkv", filter)) {
+        static const int rows[] = {128, 256, 2048, 8192};
+        for (size_t i = 0; i < COUNT_OF(rows); i++)
+            bench_qkv(&b, 32, 4, 128, 128, CUDA_KV_BF16, rows[i]);
+        bench_qkv(&b, 32, 4, 128, 128, CUDA_KV_FP8, 8192);
+        bench_qkv(&b, 96, 8, 128, 64, CUDA_KV_BF16, 2048);
     }
     for (size_t i = 0; i < COUNT_OF(few) && (!filter || strstr("cuda.router", filter)); i++)
         bench_router(&b, 128, 2048, few[i]);

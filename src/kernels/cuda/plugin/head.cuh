@@ -104,6 +104,22 @@ static __device__ __forceinline__ void finish_head(const cuda_qkv &a, int d, con
     finish_heads<1>(a, d, table, norms, rows, lane);
 }
 
+/* The same of a head in registers: x[j] is a lane's dimension lane + 32 * j. */
+template <int PER>
+static __device__ __forceinline__ void store_lanes(const struct cuda_kv &kv, bool key, int slot, int head,
+                                                   const float (&x)[PER], int lane)
+{
+    const int d = 32 * PER, type = kv.type, token = slot % CUDA_KV_BLOCK;
+    const size_t region = kv_region(kv, slot / CUDA_KV_BLOCK, head);
+    const float inverse = type == CUDA_KV_FP8 ? 1.0f / kv.scale[key ? 0 : 1] : 1.0f;
+#pragma unroll
+    for (int j = 0; j < PER; j++) {
+        const int i = lane + 32 * j;
+        kv_put(type, key ? kv.k : kv.v, region + (key ? kv_key_at(d, token, i) : kv_value_at(token, i)), x[j],
+               inverse);
+    }
+}
+
 /* A key, finished, or a value to its place in the cache. */
 static __device__ __forceinline__ void store_head(const struct cuda_kv &kv, bool key, int slot, int head,
                                                   const float *x, int lane)

@@ -50,6 +50,10 @@ size_t attention_scratch(const struct cuda_op *op, const struct gpu_limits *limi
 bool attention_joined_takes(const struct cuda_op *op, int n_op);
 const char *attention_joined_start(const struct cuda_op *op, const struct op_place *at);
 const char *qkv_check(const struct cuda_op *op); /* NULL, or why qkv_start would refuse it */
+/* The kernel for more rows than this; other heads than the commonest are qkv.cu's at any number. */
+#define QKV_ROWS_ABOVE 64
+bool qkv_rows_takes(const struct cuda_op *op);
+const char *qkv_rows_start(const struct cuda_op *op, const struct op_place *at);
 const char *router_start(const struct cuda_op *op, const struct op_place *at);
 const char *moe_plain_start(const struct cuda_op *op, const struct op_place *at);
 size_t moe_plain_scratch(const struct cuda_op *op);

@@ -79,6 +79,8 @@ const char *qkv_start(const struct cuda_op *op, const struct op_place *at)
     const char *why = qkv_check(op);
     if (why)
         return why;
+    if (qkv_rows_takes(op))
+        return qkv_rows_start(op, at);
     const int heads = a->n_head + 2 * a->kv.n_kv_head;
     const dim3 grid((unsigned)((heads + WARPS - 1) / WARPS), (unsigned)op->n_row);
     const size_t bytes = (size_t)(WARPS * a->kv.head_dim + table_floats(*a)) * sizeof(float);

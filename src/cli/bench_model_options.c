@@ -35,7 +35,8 @@ static const char help[] =
     "  --model FOLDER   the same as naming it without a flag\n"
     "  --compute MODE   bf16 (default), strict, int8 or w4a4: docs/NUMERICS.md\n"
     "  --load-format F  auto (default), or dummy: random weights from config.json alone\n"
-    "  --max-model-len N  longest context (default: the model's)\n" COMMON_HELP_RANKS
+    "  --max-model-len N  longest context (default: the model's)\n"
+    "  --hf-overrides JSON  an object whose members replace those of config.json\n" COMMON_HELP_RANKS
     "  --device D       cpu (default), cuda, or auto: docs/BACKENDS.md; with --profile every kernel is "
     "timed\n"
     "  --moe-backend B, --gemm-backend B  a GPU's kernels: auto, sm90-w4a16, cublaslt-nvfp4, reference\n"

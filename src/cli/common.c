@@ -93,6 +93,9 @@ bool common_take(struct common_options *o, const char *command, int value, const
         return take_load_format(o, command, arg);
     case COMMON_MAX_MODEL_LEN:
         return cli_parse_int(command, "--max-model-len", arg, 1, INT32_MAX, &o->max_model_len);
+    case COMMON_HF_OVERRIDES:
+        o->hf_overrides = arg;
+        return true;
     case COMMON_TENSOR_PARALLEL:
         return cli_parse_int(command, "--tensor-parallel-size", arg, 1, COMM_RANK_MAX, &o->tensor_parallel);
     case COMMON_EXPERT_PARALLEL:
@@ -182,6 +185,7 @@ enum nyb_code common_open_model(struct model **out, const struct common_options 
         .n_thread = (int)o->threads,
         .kv_type = -1,
         .max_model_len = o->max_model_len,
+        .hf_overrides = o->hf_overrides,
         .device = o->device,
         .moe_backend = o->moe_backend,
         .gemm_backend = o->gemm_backend,

@@ -15,7 +15,8 @@ struct common_options {
     enum device_backend moe_backend, gemm_backend;
     int64_t max_batched_tokens; /* commands that know set it; 0: a default */
     int64_t threads, max_model_len;
-    int64_t tensor_parallel; /* ranks */
+    const char *hf_overrides; /* members in place of config.json's, or NULL */
+    int64_t tensor_parallel;  /* ranks */
     bool expert_parallel, no_fusion;
     int64_t redundant_experts;
     enum dispatch_type dispatch;
@@ -29,6 +30,7 @@ enum {
     COMMON_THREADS,
     COMMON_LOAD_FORMAT,
     COMMON_MAX_MODEL_LEN,
+    COMMON_HF_OVERRIDES,
     COMMON_TENSOR_PARALLEL,
     COMMON_OVERLAP,
     COMMON_EXPERT_PARALLEL,
@@ -46,6 +48,7 @@ enum {
         {"threads", required_argument, NULL, COMMON_THREADS},                                                \
         {"load-format", required_argument, NULL, COMMON_LOAD_FORMAT},                                        \
         {"max-model-len", required_argument, NULL, COMMON_MAX_MODEL_LEN},                                    \
+        {"hf-overrides", required_argument, NULL, COMMON_HF_OVERRIDES},                                      \
         {"tensor-parallel-size", required_argument, NULL, COMMON_TENSOR_PARALLEL},                           \
         {"enable-expert-parallel", no_argument, NULL, COMMON_EXPERT_PARALLEL},                               \
         {"enable-allreduce-fusion", required_argument, NULL, COMMON_FUSION},                                 \
@@ -73,7 +76,8 @@ enum {
     "  --compute MODE   bf16 (default), strict, int8 or w4a4: docs/NUMERICS.md\n"                         \
     "  --threads N      default: as measured, at most one a core\n"                                       \
     "  --load-format F  auto (default), or dummy: random weights from config.json alone\n"                \
-    "  --max-model-len N  longest context (default: the model's)\n" COMMON_HELP_RANKS                     \
+    "  --max-model-len N  longest context (default: the model's)\n"                                       \
+    "  --hf-overrides JSON  an object whose members replace those of config.json\n" COMMON_HELP_RANKS     \
     "  --device D       cpu (default), cuda, or auto: docs/BACKENDS.md\n"                                 \
     "  --moe-backend B, --gemm-backend B  a GPU's kernels: auto, sm90-w4a16, cublaslt-nvfp4, reference\n" \
     "  --verbose        say more\n"                                                                       \

@@ -67,7 +67,8 @@ gpu_check_fn checkkern_cuda_router, checkkern_cuda_chosen, checkkern_cuda_normed
     checkkern_cuda_parts, checkkern_cuda_moe_plain, checkkern_cuda_pack;
 gpu_check_fn checkkern_cuda_tiles, checkkern_cuda_quantize, checkkern_cuda_linear_w4a4,
     checkkern_cuda_moe_w4a4;
-gpu_check_fn checkkern_cuda_qkv, checkkern_cuda_qkv_rows, checkkern_cuda_attention, checkkern_cuda_joined, checkkern_cuda_sample;
+gpu_check_fn checkkern_cuda_qkv, checkkern_cuda_qkv_rows, checkkern_cuda_attention, checkkern_cuda_joined,
+    checkkern_cuda_sample;
 gpu_check_fn checkkern_cuda_all_reduce, checkkern_cuda_gather, checkkern_cuda_dispatch, checkkern_cuda_lanes,
     checkkern_cuda_sent, checkkern_cuda_lost_peer;
 

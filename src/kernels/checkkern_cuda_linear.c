@@ -111,6 +111,8 @@ bool checkkern_cuda_linear(const struct checkkern_gpu *g, struct checkkern_repor
          linear_case(g, &seed, 64, 1024, 2048, r) && linear_case(g, &seed, 33, 2100, 1088, r) &&
          linear_case(g, &seed, 20, 3584, 640, r) && linear_case(g, &seed, 2, 1024, 2048, r) &&
          linear_case(g, &seed, 17, 45056, 128, r);
+    /* Twice as many rows and fewer. */
+    ok = ok && linear_case(g, &seed, 128, 1024, 2048, r) && linear_case(g, &seed, 77, 1280, 1792, r);
     for (int i = 0; i < g->rounds && ok; i++)
         ok = linear_case(g, &seed, checkkern_int(&seed, 1, i % 4 ? 32 : 300),
                          checkkern_int(&seed, 1, i % 4 ? 600 : 160), 64 * checkkern_int(&seed, 1, 24), r);

@@ -34,6 +34,22 @@ for words in "run -p x" inspect "eval --text x" "bench model"; do
     expect_in err "one model at a time: \"other\" comes after \"$model\""
 done
 
+# Members of config.json that are others, of run and of all that open a model.
+yarn='{"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}'
+expect_status 0 "$NYBBLE" run -p "$prompt" --temperature 0 --max-tokens 12 --hf-overrides '{"rope_theta": 10000.0}'
+[ "$(cat "$WORK/out")" = "$first" ] || fail "other words with the same rope_theta"
+expect_status 0 "$NYBBLE" run -p "$prompt" --temperature 0 --max-tokens 12 --hf-overrides '{"rope_theta": 50.0}'
+[ "$(cat "$WORK/out")" != "$first" ] || fail "the same words with another rope_theta"
+expect_status 0 "$NYBBLE" run -p "$prompt" --max-tokens 2 --hf-overrides "$yarn" --max-model-len 2048
+for words in "run -p x" verify "eval --text $SOURCE/README.md" "bench model" "bench load" "bench overlap"; do
+    expect_status 1 "$NYBBLE" $words --hf-overrides '{"rope_scaling": {"rope_type": "spiral"}}' "$model"
+    expect_in err "rope_type in rope_scaling is 'spiral'"
+    expect_status 1 "$NYBBLE" $words --hf-overrides yarn "$model"
+    expect_in err "hf_overrides: must be a JSON object"
+done
+expect_status 0 "$NYBBLE" bench model --load-format dummy --hf-overrides '{"num_hidden_layers": 2}' --prompt 2 --gen 1 --json "$model"
+python3 -c 'import json, sys; step = json.load(open(sys.argv[1]))["results"][-1]["a_step"]; assert step["kv_bytes"] < 2 * 2 * 64 * 2 * 2 * 3, step' "$WORK/out"
+
 # A seed repeats itself, another one does not.
 expect_status 0 "$NYBBLE" run -p "$prompt" --seed 7 --max-tokens 40
 seven=$(cat "$WORK/out")

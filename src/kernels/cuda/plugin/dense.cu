@@ -195,21 +195,39 @@ static bool takes_wgmma(const struct packed_linear *w, const struct gpu_limits *
            (w->n_row > 16 || packed_bytes(w) <= RING_BYTES || !linear_takes(w, limits));
 }
 
+/* Rows [row, row + n_row) of all. */
+static struct packed_linear packed_rows(const struct packed_linear *all, int row, int n_row)
+{
+    struct packed_linear w = *all;
+    w.n_row = n_row;
+    w.x += (size_t)row * (size_t)w.K;
+    for (int i = 0; i < w.n_part; i++)
+        w.part[i].out += (size_t)row * (size_t)w.part[i].n_out;
+    return w;
+}
+
+/* More rows than the kernel by wgmma takes at once, in two halves: the one for many has a tile's whole K in a
+ * block, which takes longer than both where K is long and outputs are few (docs/SPEED.md). */
+static bool takes_halves(const struct packed_linear *w, const struct gpu_limits *limits)
+{
+    const struct packed_linear half = packed_rows(w, 0, (w->n_row + 1) / 2);
+    return w->n_row > 2 * CUDA_ROWS_MAX && w->n_out <= w->K && takes_wgmma(&half, limits);
+}
+
 /* By the kernels for few rows, so many at a time. */
 static const char *packed_few(const struct packed_linear *all, const struct op_place *at)
 {
     if (linear_single_takes(all, at->limits))
         return linear_single_start(all, at);
-    if (takes_wgmma(all, at->limits))
-        return linear_wgmma_start(all, at);
-    const int split = split_rows(all, at->limits), most = split ? split : CUDA_ROWS_MAX;
+    const bool halves = takes_halves(all, at->limits), wgmma = halves || takes_wgmma(all, at->limits);
+    const int split = wgmma ? 0 : split_rows(all, at->limits);
+    const int most = halves ? (all->n_row + 1) / 2 : wgmma ? all->n_row : split ? split : CUDA_ROWS_MAX;
     for (int row = 0; row < all->n_row; row += most) {
-        struct packed_linear w = *all;
-        w.n_row = all->n_row - row < most ? all->n_row - row : most;
-        w.x += (size_t)row * (size_t)w.K;
-        for (int i = 0; i < w.n_part; i++)
-            w.part[i].out += (size_t)row * (size_t)w.part[i].n_out;
-        const char *why = split ? linear_split_start(&w, at) : linear_start(&w, at->limits, at->stream);
+        const struct packed_linear w =
+            packed_rows(all, row, all->n_row - row < most ? all->n_row - row : most);
+        const char *why = wgmma   ? linear_wgmma_start(&w, at)
+                          : split ? linear_split_start(&w, at)
+                                  : linear_start(&w, at->limits, at->stream);
         if (why)
             return why;
     }
@@ -219,7 +237,8 @@ static const char *packed_few(const struct packed_linear *all, const struct op_p
 /* There are many rows, or rows too long for the shared memory of the kernels for few. */
 static bool takes_many(const struct packed_linear *w, const struct gpu_limits *limits)
 {
-    if (!prefill_linear_takes(w, limits) || linear_single_takes(w, limits) || takes_wgmma(w, limits))
+    if (!prefill_linear_takes(w, limits) || linear_single_takes(w, limits) || takes_wgmma(w, limits) ||
+        takes_halves(w, limits))
         return false;
     if (w->n_row > 2 * CUDA_ROWS_MAX)
         return true;
